@@ -11,4 +11,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 if __name__ == "__main__":
-    import adt_core.__main__  # noqa: F401  (runs the command)
+    from adt_core.__main__ import main
+
+    sys.exit(main())

@@ -138,7 +138,6 @@ def total(seconds: float, run: str) -> str:
     """Return the line that compares the duration of a run with its budget.
 
     Args:
-        seconds: Duration of the run.
         run: Kind of run, a key of ``BUDGET``.
     """
     line = f"{seconds:.0f} s in total; the budget of {run} on two cores is {BUDGET[run]} s"

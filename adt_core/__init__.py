@@ -7,13 +7,34 @@ The names of the public API are imported on first use, so that `import adt_core`
 - `Pipeline` loads a model and generates images from texts. Most programs need nothing else. The other names are its
   parts.
 - `load_target` returns a `Target`: the model that generates images. Its method `encode_prompt` returns an
-  `EncodedPrompt`.
-- `load_drafter` returns a drafter for a target.
-- `Decoding` generates images from a target, prompts and a drafter. Its settings are `Sampling`, `Drafting` and
-  optionally `Lantern` (relaxed acceptance of drafts). Iterating over a decoding yields one `Round` per forward pass of
-  the target. The `Trace` of a decoding records all rounds.
+  `EncodedPrompt`. `load_drafter` returns a drafter for a target.
+- `Pipeline.decoding` returns a `Decoding`. Iterating over it yields one `Round` per forward pass of the target, and its
+  `Trace` records all rounds.
+- `Recipe` contains all settings of an image, in the groups `Sampling`, `Drafting`, `Lantern` (relaxed acceptance of
+  drafts) and `Loading`.
 - `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .api import (
+        AdtError,
+        Decoding,
+        Drafting,
+        EncodedPrompt,
+        Lantern,
+        Loading,
+        Pipeline,
+        PromptTooLongError,
+        Recipe,
+        Round,
+        Sampling,
+        Target,
+        Trace,
+        load_drafter,
+        load_target,
+    )
 
 __all__ = [
     "Pipeline",
@@ -22,6 +43,8 @@ __all__ = [
     "Sampling",
     "Drafting",
     "Lantern",
+    "Loading",
+    "Recipe",
     "Decoding",
     "Trace",
     "Round",

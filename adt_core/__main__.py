@@ -1,19 +1,25 @@
-"""Entry point of `python -m adt_core`; see `adt_core.cli`."""
+"""Entry point of `python -m adt_core` and of the script `adt-tree`; see `adt_core.cli`."""
 
 import sys
 
 from .errors import INTERRUPTED, missing_library
 
-try:
-    from .cli import main
 
-    code = main()
-except KeyboardInterrupt:  # during the imports of the command line
-    print(INTERRUPTED, file=sys.stderr)
-    code = 130
-except Exception as error:  # during the imports, too
-    if not (sentence := missing_library(error)):
-        raise
-    print(f"error: {sentence}", file=sys.stderr)
-    code = 1
-sys.exit(code)
+def main() -> int:
+    """Run the command line, and return the exit code. The imports of the command line can fail, too."""
+    try:
+        from . import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not (sentence := missing_library(error)):
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

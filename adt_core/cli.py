@@ -14,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -190,43 +191,31 @@ def option_flag(name: str) -> str:
     return f"--{FLAGS.get(name, name).replace('_', '-')}"
 
 
-def _select(options: OptionTable, *names: str) -> OptionTable:
-    return {name: options[name] for name in names}
-
-
-def _negative() -> OptionTable:
-    return _select(Recipe.options(), "negative")
-
-
-def _drafter() -> OptionTable:
-    return _select(Recipe.options(), "drafter")
+def _of_recipe(*names: str) -> OptionTable:
+    return {name: Recipe.options()[name] for name in names}
 
 
 def _sampling() -> OptionTable:
     without_noise = {name: option for name, option in Sampling.options().items() if name not in NOISE}
-    return {**without_noise, **_select(Recipe.options(), "suffix")}
-
-
-def _noise() -> OptionTable:
-    return _select(Sampling.options(), *NOISE)
+    return {**without_noise, **_of_recipe("suffix")}
 
 
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], OptionTable], ...]
 """Functions that return the options of one group in `--help`."""
-MODEL: Group = (Loading.options, _drafter, args.DeviceArgs.options)
+MODEL: Group = (Loading.options, partial(_of_recipe, "drafter"), args.DeviceArgs.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "input": (args.InputArgs.options,),
-        "images": (_negative, args.BatchArgs.options),
+        "images": (partial(_of_recipe, "negative"), args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
             args.ImageToImageArgs.options,
         ),
         "model": MODEL,
         "drafting; does not change the image; jacobi has other defaults": (method_options,),
         RELAXED: (Lantern.options,),
-        "sampling": (_sampling, _noise),
+        "sampling": (_sampling, partial(_of_recipe, *NOISE)),
         "results": (args.OutputArgs.options,),
         "several GPUs or machines, with Ray, for the prompts of a file; does not change the images": (
             args.WorkerArgs.options,
@@ -278,8 +267,6 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
     """Add an option for a setting to a group of options. If the user does not give the option, its value is None.
 
     Args:
-        group: Group of options in the parser.
-        name: Name of the setting.
         setting: Declaration of the setting: type, bounds and help text.
         has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """
@@ -343,7 +330,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _build_parser() -> argparse.ArgumentParser:
     text = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
-    parser = _Parser(prog="python adt.py", description=text)
+    is_script = Path(sys.argv[0]).stem == "adt-tree"
+    parser = _Parser(prog="adt-tree" if is_script else "python adt.py", description=text)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():

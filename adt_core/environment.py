@@ -7,7 +7,6 @@ def variable(name: str, default: str = "") -> str:
     """Return the value of an environment variable.
 
     Args:
-        name: Name of the variable.
         default: Value if the variable is not set.
     """
     return os.environ.get(name, default)

@@ -53,7 +53,6 @@ def regular(path: str | Path, flags: int) -> int:
     replaced between the check and the opening.
 
     Args:
-        path: The file.
         flags: Flags of `os.open`.
 
     Returns:
@@ -169,7 +168,6 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
     """Return the text of a regular UTF-8 file, with or without a byte order mark.
 
     Args:
-        path: The file.
         most: Maximum size in MiB.
         errors: Error handler of `bytes.decode`.
 
@@ -253,7 +251,6 @@ def write_with(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write a file of any size like :func:`write`, without its content in memory.
 
     Args:
-        path: The file.
         fill: Function that writes the content to an open file. It may be called again with a new, empty file.
 
     Raises:
@@ -269,7 +266,6 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
     Args:
         folder: Folder of this pack, such as a batch folder.
         name: Path of the file relative to `folder`.
-        content: Complete content of the file.
 
     Raises:
         AdtError: If the file cannot be written, or a folder in `name` is a link.

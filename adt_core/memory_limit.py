@@ -83,7 +83,6 @@ def _from_group_to_mount(group: PurePosixPath, root: str, mount: Path) -> Iterat
     Args:
         group: Path of the group in its hierarchy. A container may see a path that begins outside of its mount.
         root: Path of the mounted group in the hierarchy.
-        mount: Folder where it is mounted.
     """
     inner = group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else PurePosixPath()
     yield mount / inner

@@ -67,7 +67,7 @@ TEMPLATES = {
     "space": " ",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
     "training.estimate": "The training takes about {minutes} min ({drawing} to generate, {learning} to train), "
-    "{memory} GB of memory and {disk} GB of disk.",
+    "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
@@ -116,7 +116,6 @@ def message(key: str, **parameters: str | int) -> Message:
 
     Args:
         key: Key in `TEMPLATES`.
-        **parameters: Values of the template's parameters.
     """
     return Message([Part(TEMPLATES[key].format(**parameters), key, parameters)])
 
@@ -130,7 +129,6 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
     """Join messages and plain strings to one message. Empty texts are left out.
 
     Args:
-        texts: Messages or plain strings.
         separator: Text between two of the texts.
     """
     between = Part(separator, "space" if separator == TEMPLATES["space"] else None)

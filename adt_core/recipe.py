@@ -152,6 +152,10 @@ class Recipe(Settings):
         """Last part of the drafter's path, or "none" if there is no drafter."""
         return PurePath(self.drafter).name if self.drafter else "none"
 
+    def as_loaded(self, loading: Mapping[str, Any]) -> Recipe:
+        """Return this recipe with the loading settings that were actually used, as `Target.loaded` returns them."""
+        return replace(self, loading=replace(self.loading, **loading))
+
     def flat(self) -> dict[str, Any]:
         """Return the settings as a dictionary of plain JSON types that :meth:`of` can read.
 
@@ -192,7 +196,6 @@ class Recipe(Settings):
         folders, include a new setting only if its value differs from the default.
 
         Args:
-            weights: Fingerprints of the target's weights.
             grid: Number of rows and columns of tokens.
             network: Fingerprint of the drafter's weights; None if the drafter has no weights.
         """

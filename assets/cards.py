@@ -84,8 +84,6 @@ def break_lines(text: str, size: int, width: int, max_lines: int) -> str:
     """Break a text into lines. If it has too many lines, cut it and add an ellipsis.
 
     Args:
-        text: Text with spaces.
-        size: Font size.
         width: Width of a line in pixels.
         max_lines: Maximum number of lines.
     """
@@ -105,9 +103,7 @@ def draw_map(draw: ImageDraw.ImageDraw, box: tuple[int, int, int], seed: str) ->
     """Draw a random acceptance map: all tokens that one pass has accepted have the same color.
 
     Args:
-        draw: Card to draw on.
         box: Left edge, top edge and side length in pixels.
-        seed: Seed of the random numbers.
     """
     left, top, side = box
     rng = random.Random(seed)
@@ -144,9 +140,6 @@ def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: t
     equal maps. Otherwise draw one map.
 
     Args:
-        draw: Card to draw on.
-        workflow: Workflow of the card.
-        seed: Seed of the map.
         box: Left edge, top edge and side length in pixels.
     """
     left, top, side = box

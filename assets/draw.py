@@ -60,42 +60,33 @@ class Painter:
     """The bundled model with its drafter."""
 
     def __init__(self) -> None:
-        self.target = adt_core.load_target()
-        self.drafter = adt_core.load_drafter("bundled", self.target)
+        self.pipeline = adt_core.Pipeline.load("bundled", device="cpu")
 
-    def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
+    def decode(self, caption: str, prefix: torch.Tensor | None = None, **options) -> adt_core.Decoding:
         """Decode an image with the published sampling settings.
 
         Args:
-            caption: Prompt.
-            seed: Seed of the noise.
-            **options: Further arguments of `Decoding`.
+            prefix: [1, P], codes of the first P cells of the image, which are not generated.
+            **options: Options of a recipe, such as the seed.
         """
-        prompt = self.target.encode_prompt(caption)
-        published = self.target.published
-        sampling = adt_core.Sampling(seed, published.temperature, guidance=published.guidance)
-        decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
-        for _ in decoding:
-            pass
-        return decoding
+        return self.pipeline.with_options(**options).decoding([caption], prefix=prefix).run()
 
     def image(self, decoding: adt_core.Decoding) -> Image.Image:
         with torch.inference_mode():
-            return Image.fromarray(to_uint8(self.target.codec.decode(decoding.grid_codes())[0]))
+            return Image.fromarray(to_uint8(decoding.target.pixels(decoding.grid_codes())[0]))
 
     def thumbnails(self, house: adt_core.Decoding) -> dict[str, Image.Image]:
         """Return the thumbnails by the name of the workflow.
 
         The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
         """
-        sea = self.image(self.decode(SEA, SEA_SEED))
-        exact = self.image(self.decode(CAPTION, RELAXED_SEED))
-        relaxation = {"lantern": adt_core.Lantern(delta=1.0), "drafting": adt_core.Drafting("adt-tree")}
-        relaxed = self.image(self.decode(CAPTION, RELAXED_SEED, **relaxation))
+        sea = self.image(self.decode(SEA, seed=SEA_SEED))
+        exact = self.image(self.decode(CAPTION, seed=RELAXED_SEED))
+        relaxed = self.image(self.decode(CAPTION, seed=RELAXED_SEED, method="adt-tree", lantern_delta=1.0))
         first = self.image(house)
         codes = house.grid_codes().flatten(1)
         upper_half = codes[:, : codes.shape[1] // 2]
-        continued = [self.image(self.decode(BEACH, seed, prefix=upper_half)) for seed in BEACH_SEEDS]
+        continued = [self.image(self.decode(BEACH, upper_half, seed=seed)) for seed in BEACH_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
             "ADT-Tree compared with plain decoding": tiled(sea, sea, ImageChops.difference(sea, sea)),
@@ -120,10 +111,8 @@ def unfinished(image: Image.Image, cells: list[list[int]], size: int, rows: int,
     """Return an image as it looks before it is finished: with its acceptance map on top, and with missing rows in dark.
 
     Args:
-        image: Image of the bundled model.
         cells: Acceptance map: for each token of each row, the number of tokens that its pass accepted.
         size: Width and height of the result in pixels.
-        rows: Number of finished rows.
         opacity: Opacity of the map, from 0 to 1.
     """
     side = size / len(cells)
@@ -148,7 +137,6 @@ def draw_tree(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> Non
     """Draw the draft tree. Accepted drafts have a bright color.
 
     Args:
-        draw: Image to draw on.
         x: Position of the root in pixels, from the left.
         y: Position of the root in pixels, from the top.
         unit: Pixels per unit of the positions in TREE.
@@ -185,7 +173,7 @@ def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
 def main() -> None:
     """Write the icon, the banner and the thumbnails."""
     painter = Painter()
-    house = painter.decode(CAPTION, SEED)
+    house = painter.decode(CAPTION, seed=SEED)
     image = painter.image(house)
     cells = house.trace.acceptance_map()
     icon(image, cells).save(HERE / "icon.png", optimize=True)

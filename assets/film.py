@@ -147,7 +147,6 @@ def animate(frames: list[Frame], path: Path) -> None:
 
     Args:
         frames: Recorded frames. The last frame with a `hold` shows the finished image.
-        path: WebP file to write.
 
     Raises:
         SystemExit: If the file is larger than MAX_BYTES.

@@ -1,8 +1,8 @@
 """Compare the speed of the method *auto* with plain decoding and with every fixed method.
 
-    python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,free,ordinary] [--repeats 1]
+    python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,ordinary] [--repeats 1]
                               [--methods NAME,...] [--dtype float32] [--lantern] [--temperature 1] [--guidance 3]
-                              [--busy 2] [--history NAME] [--json FILE]
+                              [--busy 2]
 
 Every method runs in a separate process. The benchmark runs all methods on one batch, then all methods on the next
 batch, and so on. Every process starts with an empty cache of cost profiles. The results therefore include the first
@@ -12,32 +12,22 @@ loading the model or decoding tokens to pixels.
 The speed-up of a method is the total time of plain decoding divided by the total time of the method. Its 95 % interval
 is a bootstrap over the batches. The table also shows the lowest speed-up of a single batch.
 
-There are three sets of prompts:
+There are two sets of prompts:
 
 - ``grammar``: held-out captions of the bundled model's training grammar.
-- ``free``: prompts outside this grammar. The model's distributions are flatter for them.
 - ``ordinary``: prompts as people write them. No constant of *auto* was tuned on them.
 
 The exit code is 1 if *auto* is too slow. On each set, *auto* must reach 0.97 times the speed of the best other method,
-and 0.98 times the speed of plain decoding. On each batch, *auto* must reach 0.90 times the speed of plain decoding.
-With ``--busy``, 0.93 times the speed of the best other method is enough.
+and 0.98 times the speed of plain decoding. On each batch, *auto* must reach 0.90 times the speed of plain decoding. The
+last lines show these ratios.
 
-``--busy N`` runs N other busy processes during the measurement. ``--history`` sets what *auto* has learned before the
-measurement:
-
-- ``none``: nothing.
-- ``busy``: *auto* has learned the costs of rounds from six images, while two other processes were busy.
-- ``x0.3``, ``x3``: *auto* has learned the costs. Then all costs in its cache were multiplied by this number.
-- ``both:x10``: like ``x10``, but only the costs of the draft mode ``both`` (network and window) were multiplied.
-
-After a history, *auto* decodes three images on the quiet machine before the measurement begins.
+``--busy N`` runs N other processes during the measurement, each of which keeps one CPU core busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -49,34 +39,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from adt_core import Drafting, Sampling, cache_folder, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.app.loading import choose_device
-from adt_core.engine.job import Job
+from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
 from .interleaving import header, interleave, row
 
-LEARNING = 6  # number of images from which `auto` learns costs in `prepare`
-CORRECTING = 3  # number of images that `auto` then decodes before the measurement
 FIRST_CAPTION = 3000  # number of the first held-out caption of this benchmark
-FREE_PROMPTS = (
-    "a white tent in a snowy field at night|a boat near a brick wall|an old man reading a newspaper|"
-    "a glass of water on a table|two dogs running on the beach|city skyline at sunset|"
-    "a portrait of a girl with a pearl earring|an astronaut riding a horse|a bowl of ramen, top view|"
-    "fireworks over a harbour|an abstract painting in red and black|a cat asleep on a red sofa|"
-    "a train crossing a stone bridge|a bicycle leaning against a tree|a lighthouse in a storm|the interior of a library"
-).split("|")
 AUTO = "auto"
 METHODS: dict[str, tuple[str, Drafting]] = {
     PLAIN: ("jacobi", Drafting(PLAIN)),
@@ -89,8 +65,6 @@ METHODS: dict[str, tuple[str, Drafting]] = {
 """Drafter and drafting options of each method."""
 MIN_OF_BEST = 0.97
 """Minimum speed of `auto` on a set, as a multiple of the speed of the best other method."""
-MIN_OF_BEST_BUSY = 0.93
-"""Value that replaces `MIN_OF_BEST` on a busy machine (option ``--busy``)."""
 MIN_OF_PLAIN = 0.98
 """Minimum speed of `auto` on a set, as a multiple of the speed of plain decoding."""
 MIN_OF_PLAIN_PER_BATCH = 0.90
@@ -104,15 +78,13 @@ def prompts_of(kind: str, count: int) -> list[str]:
     image has its own noise.
 
     Args:
-        kind: "grammar", "free" or "ordinary".
-        count: Number of prompts.
+        kind: "grammar" or "ordinary".
     """
     if kind == "grammar":
         return captions(FIRST_CAPTION, count)
     # Step 7 spreads the selection over the topics of the list.
     ordinary = [PROMPTS[7 * i % len(PROMPTS)].text for i in range(len(PROMPTS))]
-    prompts = FREE_PROMPTS if kind == "free" else ordinary
-    return [prompts[i % len(prompts)] for i in range(count)]
+    return [ordinary[i % len(ordinary)] for i in range(count)]
 
 
 def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampling: Sampling) -> None:
@@ -122,14 +94,11 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     each image's tokens. None ends the process.
     """
     drafter_name, drafting = METHODS[method]
-    is_plain = method == PLAIN
-    target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
-    drafter = None if is_plain else load_drafter(drafter_name, target)
-    recipe = Recipe(sampling, drafting, RECIPE.lantern if lantern and not is_plain else None)
-    job = Job(target, recipe, drafter)
+    relaxation = RECIPE.lantern if lantern and method != PLAIN else None
+    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), "auto")
     connection.send(None)
     while (batch := connection.recv()) is not None:
-        decoding = decode(new_decoding(job, *batch))
+        decoding = pipeline.decoding(*batch).run()
         hashes = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
         connection.send((decoding.trace.report()["seconds"], hashes))
 
@@ -141,7 +110,6 @@ class MethodWorker:
         method: Name of the method in `METHODS`.
         dtype: Name of the model's torch dtype, such as "float32".
         lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
-        sampling: Settings of sampling.
     """
 
     def __init__(self, method: str, dtype: str, lantern: bool, sampling: Sampling):
@@ -192,58 +160,10 @@ def workers(
         yield started
 
 
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """Run this number of other processes during the block, each of which keeps one CPU core busy."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def prepare(auto: MethodWorker, history: str) -> None:
-    """Let `auto` learn costs, multiply the learned costs, and let `auto` decode three images.
-
-    With the history "none", do nothing. With the history "busy", the costs are not multiplied.
-
-    Args:
-        auto: Process of the method `auto`.
-        history: Value of the option `--history`.
-    """
-    if history == "none":
-        return
-    prompts = captions(FIRST_CAPTION + 500, LEARNING + CORRECTING)
-    with busy_processes(2 if history == "busy" else 0):
-        for index, prompt in enumerate(prompts[:LEARNING]):
-            auto(([prompt], [index]))
-    if history != "busy":
-        mode, factor = history.rpartition("x")[::2]
-        multiply_costs(mode.rstrip(":"), float(factor))
-    for index, prompt in enumerate(prompts[LEARNING:]):
-        auto(([prompt], [index]))
-
-
-def multiply_costs(mode: str, factor: float) -> None:
-    """Multiply the learned costs of a draft mode, or of all modes if it is "", by this factor."""
-    for path in cache_folder.folder().glob("costs-*.json"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for reading in content["readings"]:
-            if reading[0] == mode or (reading[0] and not mode):
-                reading[2] *= factor
-        path.write_text(json.dumps(content), encoding="utf-8")
-
-
 def speedup(plain: np.ndarray, method: np.ndarray) -> tuple[float, float, float]:
     """Return the speed-up of a method, and the bounds of its 95 % bootstrap interval.
 
     The speed-up is the total time of plain decoding divided by the total time of the method.
-
-    Args:
-        plain: Seconds of plain decoding for each batch.
-        method: Seconds of the method for each batch.
     """
     drawn = np.random.default_rng(0).integers(len(plain), size=(2000, len(plain)))
     low, high = np.percentile(plain[drawn].sum(1) / method[drawn].sum(1), (2.5, 97.5))
@@ -255,10 +175,8 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
 
     Args:
         methods: Process of each method. Plain decoding is first.
-        kind: Name of the set of prompts.
         batch_size: Number of images per batch.
         images: Number of images. It is rounded up to complete batches.
-        repeats: Number of times that every batch is decoded.
 
     Returns:
         A result for every method except plain decoding.
@@ -283,22 +201,27 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
     return lines
 
 
-def failures(lines: list[dict], of_best: float = MIN_OF_BEST) -> list[str]:
-    """Return a sentence for each minimum speed that `auto` does not reach.
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run this number of other processes during the block, each of which keeps one CPU core busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
-    Args:
-        lines: Results of one set.
-        of_best: Required speed relative to the best other method.
-    """
+
+def ratios(lines: list[dict]) -> list[tuple[float, float, str]]:
+    """Return how fast `auto` is in the results of one set: each ratio, its minimum, and what it is relative to."""
     auto = next(line for line in lines if line["method"] == AUTO)
     best = max((line for line in lines if line["method"] != AUTO), key=lambda line: line["times"], default=auto)
-    checks = [
-        (auto["times"] / best["times"], of_best, f"of {best['method']}"),
+    return [
+        (auto["times"] / best["times"], MIN_OF_BEST, f"of the best method, {best['method']}"),
         (auto["times"], MIN_OF_PLAIN, "of plain decoding"),
         (auto["worst"], MIN_OF_PLAIN_PER_BATCH, "of plain decoding on its slowest batch"),
     ]
-    where = f"{auto['kind']}, batch size {auto['at once']}"
-    return [f"{where}: {speed:.3f} {what}, required {least}" for speed, least, what in checks if speed < least]
 
 
 COLUMNS = ("prompts", "batch size", "method", "speed-up over plain", "lowest speed-up", "identical")
@@ -314,7 +237,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", default="1", help="batch sizes, separated by commas")
     parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--sets", default="grammar,free,ordinary")
+    parser.add_argument("--sets", default="grammar,ordinary")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--methods", default=",".join(method for method in METHODS if method != PLAIN))
     parser.add_argument("--dtype", default="float32")
@@ -324,8 +247,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--guidance", type=float, default=SAMPLING.guidance)
     parser.add_argument("--busy", type=int, default=0, help="number of other busy processes")
-    parser.add_argument("--history", default="none", help="what *auto* has done before")
-    parser.add_argument("--json", type=Path, help="file for the results")
     return parser.parse_args()
 
 
@@ -337,19 +258,18 @@ def main() -> None:
     sampling = replace(SAMPLING, temperature=args.temperature, guidance=args.guidance)
     print(f"{args.dtype}, torch {torch.__version__}, {args.images} images, {args.repeats} repeats\n")
     print(header(*COLUMNS))
-    lines = []
     missed = []
+    summaries = []
     for batch_size, kind in product(batch_sizes, args.sets.split(",")):
-        with workers(methods, args.dtype, args.lantern, sampling) as started:
-            prepare(started[AUTO], args.history)
-            with busy_processes(args.busy):
-                measured = measure(started, kind, batch_size, args.images, args.repeats)
+        with workers(methods, args.dtype, args.lantern, sampling) as started, busy_processes(args.busy):
+            measured = measure(started, kind, batch_size, args.images, args.repeats)
         for line in measured:
             print(row(*cells(line)), flush=True)
-        lines += measured
-        missed += failures(measured, MIN_OF_BEST_BUSY if args.busy else MIN_OF_BEST)
-    if args.json:
-        args.json.write_text(json.dumps(lines), encoding="utf-8")
+        where = f"{kind}, batch size {batch_size}"
+        found = [(f"{ratio:.3f} {what}", ratio < least, least) for ratio, least, what in ratios(measured)]
+        summaries.append(f"auto, {where}: " + "; ".join(text for text, _, _ in found))
+        missed += [f"{where}: {text}, required {least}" for text, is_missed, least in found if is_missed]
+    print("", *summaries, sep="\n")
     if missed:
         sys.exit("auto is too slow: " + "; ".join(missed))
 

@@ -42,7 +42,6 @@ class Checkout:
 
     Args:
         folder: Root of the checkout. It is also the current folder of the process.
-        threads: Number of CPU threads.
     """
 
     def __init__(self, folder: Path, threads: int):

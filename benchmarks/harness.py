@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from adt_core import Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core import Lantern, Pipeline, Recipe, Sampling
 from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_core.lab.quality import ImageMetric, Scores
-from adt_core.recipe import Recipe
+from adt_core.models.load import BUNDLED_SAMPLING
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 
@@ -48,7 +47,6 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 
     Args:
         first: Number of the first held-out caption that the metric accepts as a prompt.
-        count: Number of captions that the metric accepts.
     """
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 
@@ -60,9 +58,9 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 
 
 @cache
-def bundled() -> Target:
-    """Return the bundled model. Only the first call loads the model."""
-    return load_target()
+def bundled() -> Pipeline:
+    """Return the bundled model with its drafter, on the CPU. Only the first call loads them."""
+    return Pipeline.load("bundled", device="cpu")
 
 
 def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:
@@ -70,7 +68,6 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
 
     Args:
         presets: Methods by name. If a name ends in ``+lantern``, the method uses the recipe's LANTERN settings.
-        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
     """
     known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
@@ -84,7 +81,6 @@ def compared(
 
     Args:
         presets: Methods by name, as in :func:`comparison`.
-        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
         judged: Whether to apply :func:`scene_metric`. The prompts must then be captions of
             adt_core/bundled/captions.json.
@@ -94,6 +90,6 @@ def compared(
     """
     benchmark = comparison(presets, prompts, recipe)
     benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})
-    jobs = benchmark.jobs(bundled(), load_drafter("bundled", bundled()))
+    pipelines = benchmark.pipelines(bundled())
     with tempfile.TemporaryDirectory() as folder:
-        return list(measure(benchmark, jobs, Path(folder)))
+        return list(measure(benchmark, pipelines, Path(folder)))

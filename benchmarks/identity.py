@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
 """Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
 IMAGE = HERE / "assets" / "icon.png"
-FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
+FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 
 CHAIN = "--method eagle2 --depth 16 --width 1 --drafts 16"
@@ -90,6 +89,10 @@ RUNS = {
 """Options of ``generate`` for each run, by the name of the run."""
 
 
+FORMER_NAMES = {"--drafts": "--nodes"}
+"""Names of options in commits before 6fc2bf2."""
+
+
 class Output(NamedTuple):
     """Tokens and rounds of one run.
 
@@ -112,12 +115,6 @@ class Output(NamedTuple):
 def generate(checkout: Checkout, options: list[str], prompts: list[str], folder: Path) -> Output:
     """Run ``generate`` in a checkout, and read the tokens and the trace from the files that it writes.
 
-    Args:
-        checkout: Checkout that runs the command.
-        options: Options of ``generate``.
-        prompts: Prompts of the run.
-        folder: Empty folder for temporary files. An existing run would be resumed.
-
     Raises:
         SystemExit: If the command fails.
     """
@@ -129,35 +126,27 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     }
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    known = checkout.run(["generate", "--help"])
+    options = [word if word in known else FORMER_NAMES.get(word, word) for word in options]
     checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
-    tokens = _images(files["tokens"], "tokens", lambda content: content["tokens"])
-    rounds = _images(files["trace"], "rounds", lambda content: [one["rounds"] for one in content["decodings"]])
+    tokens = _images(files["tokens"], "tokens")
+    rounds = _images(files["trace"], "rounds")
     return Output(tokens, [[_compared(round) for round in image] for image in rounds])
 
 
-def _images(path: Path, name: str, earlier: Callable[[dict], list]) -> list:
-    """Return an entry of each image, from JSON Lines or from the single object that earlier commits have written.
-
-    Args:
-        path: The file.
-        name: Name of the entry in the line of an image.
-        earlier: Function from the object of an earlier commit to the entries.
-    """
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [line[name] for line in lines] if "image" in lines[0] else earlier(lines[0])
+def _images(path: Path, name: str) -> list:
+    """Return the entry with this name of each image, which has a line of JSON."""
+    return [json.loads(line)[name] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _compared(round: dict) -> list:
-    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in round["images"]]]
+    # Commits before 6fc2bf2 call the number of drafts "nodes".
+    images = ({"drafts": image.get("nodes"), **image} for image in round["images"])
+    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in images]]
 
 
 def difference(before: Output, now: Output, compare_rounds: bool) -> str:
     """Describe the first difference between the outputs of two checkouts.
-
-    Args:
-        before: Output of the other commit.
-        now: Output of this checkout.
-        compare_rounds: Whether to compare the rounds, too.
 
     Returns:
         The description, or "" if the outputs are equal.

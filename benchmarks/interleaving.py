@@ -23,11 +23,6 @@ def interleave(
 ) -> Iterator[dict[Name, Result]]:
     """Run every method on each task. The order of the methods is random and differs from task to task.
 
-    Args:
-        methods: Functions by name. Each takes a task as its argument.
-        tasks: Tasks, in the order in which they run.
-        seed: Seed of the random orders.
-
     Yields:
         For each task, the results of all methods by name. The names have the order of `methods`.
     """

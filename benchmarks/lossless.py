@@ -26,12 +26,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from adt_core import Drafting, Sampling, Target, Trace, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
+from adt_core import Drafting, Pipeline, Recipe, Sampling, Target, Trace, load_drafter, load_target
 from adt_core.drafters import with_window
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN, CostProfile
-from adt_core.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
@@ -110,7 +107,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
         return logits
 
     with patch.object(target.decoder, "logits", recording):
-        codes = decode(new_decoding(Job(target, Recipe(sampling, Drafting(method=PLAIN))), prompts)).codes
+        codes = Pipeline(target, Recipe(sampling, Drafting(method=PLAIN))).decoding(prompts).run().codes
     z = process_logits(torch.stack(recorded, 1), sampling)
     noise = noise_table(sampling, [0] * len(prompts), target.length, z.shape[-1], z)
     perturbed = z if noise is None else z + noise
@@ -123,14 +120,16 @@ FREE = ((0, 1.0), (64, 1.0))
 """Cost of a round in plain rounds, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
 
 
-def free_drafts(job: Job) -> Job:
-    """Return the job with a cost profile in which drafts cost nothing.
+def free_drafts(pipeline: Pipeline) -> Pipeline:
+    """Return the pipeline with a cost profile in which drafts cost nothing.
 
     With the real costs, ``auto`` would draft almost nothing on a CPU, and testing it would prove nothing.
     """
-    assert job.drafter is not None
-    names = [mode.name for mode in with_window(job.drafter).modes]
-    return replace(job, recipe=replace(job.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE))))
+    assert pipeline.drafter is not None
+    names = [mode.name for mode in with_window(pipeline.drafter).modes]
+    return replace(
+        pipeline, recipe=replace(pipeline.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
+    )
 
 
 @dataclass
@@ -179,7 +178,6 @@ class Cell:
 
         Args:
             codes: Codes [B, T] of B images with T tokens.
-            trace: Trace of the decoding.
             expected: Codes [B, T] of plain decoding.
             gaps: Gaps [B, T] of plain decoding, from `plain_run`.
         """
@@ -207,14 +205,6 @@ def run_matrix(
 
     At temperature 0 the image does not depend on the seed, so only the first seed is used.
 
-    Args:
-        target: Target model.
-        prompts: Prompts. All prompts are decoded as one batch, once for each seed.
-        seeds: Seeds of the sampling.
-        temperatures: Temperatures of the sampling.
-        settings: Settings to check.
-        guidance: Guidance scale.
-
     Yields:
         Name and results of each setting as soon as it is finished.
     """
@@ -226,8 +216,8 @@ def run_matrix(
         for setting in settings:
             cell = Cell()
             for sampling, expected in zip(samplings, plain, strict=True):
-                job = Job(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
-                decoding = decode(new_decoding(free_drafts(job), prompts))
+                pipeline = Pipeline(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
+                decoding = free_drafts(pipeline).decoding(prompts).run()
                 cell.add(decoding.codes, decoding.trace, *expected)
             yield f"T{temperature:g} {setting.name}", cell
 

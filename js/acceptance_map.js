@@ -18,7 +18,6 @@ import {
 } from "./comfy.js";
 import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
-import { openedFile } from "./opened_file.js";
 import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
@@ -149,7 +148,6 @@ registerExtension({
     });
     loading = {
       travelled: isInFile ? Object(travelled) : null,
-      file: isInFile && openedFile(),
       budget: new Budget(),
       ready,
       done,

@@ -74,7 +74,7 @@ export class Run {
     this.prefill = header.prefill; // milliseconds
     this.speedup = header.speedup ?? 0; // estimated speed-up over decoding without drafts; 0 if it is not known
     this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
-    this.lantern = header.relaxed ?? false; // whether LANTERN was on; older maps do not have this field
+    this.lantern = header.relaxed ?? false; // whether LANTERN was on
     this.inputs = header.inputs ?? {}; // values of the node when it was queued
     this.texts = header.texts ?? {}; // texts of the node's prompts: node id -> input id -> text
     this.files = header.pictures ?? []; // parameters of `/view` for the finished images

@@ -6,7 +6,6 @@
  */
 
 import { compareWithPlain } from "./added_nodes.js";
-import { imageInFile } from "./batch_image.js";
 import {
   addElement,
   comparedNodes,
@@ -213,17 +212,15 @@ export class NodeMap {
     for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
     this.previous = previous && previous !== run ? previous : null;
     noteShown(home, this.#references);
-    this.panel.image = run.reference?.image ?? 0;
+    this.panel.image = 0;
     this.panel.show(this.run);
   }
 
-  async #unpack({ travelled, file, budget }) {
+  async #unpack({ travelled, budget }) {
     const id = executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
     try {
       const saved = (own(travelled, id)?.parts ?? []).slice(0, 2).map((map) => checkMap(map, budget));
-      const image = saved.length ? await imageInFile(await file, saved[0]) : null;
-      const shown = image === null ? {} : { image };
-      return await Promise.all(saved.map((map, part) => load(map, { part, ...shown }, budget)));
+      return await Promise.all(saved.map((map, part) => load(map, { part }, budget)));
     } catch {
       return []; // the maps are damaged or not from this pack, so show none
     }

@@ -23,10 +23,9 @@ const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
 
 /**
  * Reference to a run, with which the run is found again. `prompt` and `node` name the output in ComfyUI's history.
- * Without them, the run is only in the session storage. `part` is 1 for run B of two runs, otherwise 0. `image` is the
- * index of the image to show.
+ * Without them, the run is only in the session storage. `part` is 1 for run B of two runs, otherwise 0.
  *
- * @typedef {{id: string, part?: number, prompt?: string, node?: string, image?: number}} Reference
+ * @typedef {{id: string, part?: number, prompt?: string, node?: string}} Reference
  */
 
 const known = new Map(); // id -> run, oldest first

@@ -25,7 +25,7 @@ const FILE_BYTES = 2 ** 21; // bytes of the unpacked numbers of all maps of a fi
 
 /**
  * @typedef {{data: string, images: number, grid: number[], ends?: number, small?: number[] | null, start?: number,
- *   thumbnails?: string[], marks?: (string | null)[]} & Record<string, any>} SavedMap
+ *   thumbnails?: string[]} & Record<string, any>} SavedMap
  */
 
 /** Memory in bytes that the maps of a file may still use. */
@@ -49,7 +49,7 @@ export class Budget {
  * @returns {SavedMap}
  */
 export function checkMap(saved, budget) {
-  const { grid, images, thumbnails, marks, inputs, texts, ends, small, start, prefill, part, parts } = saved;
+  const { grid, images, thumbnails, inputs, texts, ends, small, start, prefill, part, parts } = saved;
   const [rows, columns] = grid.map((side) => count(side, 1, CELLS));
   const before = small ? small.slice(0, 2).map((side) => count(side, 1, CELLS)) : null;
   budget.take(count((rows * columns + tokensBefore(before)) * count(images, 1, IMAGES), 1, CELLS));
@@ -70,9 +70,6 @@ export function checkMap(saved, budget) {
     inputs: Object.fromEntries(entries(inputs).map(([name, value]) => [text(name), text(value)])),
     texts: Object.fromEntries(entries(texts).map(([node, values]) => [text(node), completeTexts(values)])),
     thumbnails: list(thumbnails).map(String).filter(isThumbnail).slice(0, images),
-    marks: list(marks)
-      .slice(0, images)
-      .map((mark) => (typeof mark === "string" ? text(mark) : null)),
   };
 }
 

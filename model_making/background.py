@@ -79,7 +79,6 @@ def degrade(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     Args:
         image: [SIZE, SIZE, 3] uint8.
-        rng: Source of the noise.
 
     Returns:
         [SIZE, SIZE, 3] uint8.

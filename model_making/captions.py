@@ -20,7 +20,7 @@ from itertools import permutations, product
 
 import numpy as np
 
-from .prompts import ObjectSpec, PromptSpec
+from .prompts import ObjectSpec
 from .scenes import PLACES, WORDS, Scene, SceneItem, describe, sample_wide_scene
 
 UNKNOWN = "<unk>"
@@ -169,16 +169,6 @@ def write_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord]:
     else:  # a list in random order
         words = _join(_interleave(objects, background, rng), rng, "||||and|with")
     return _add_noise(words, rng)
-
-
-def caption_spec(caption: list[CaptionWord]) -> PromptSpec:
-    """Return the contents that an image of a caption must show."""
-    expected = [one for word in caption for one in word.expected]
-    background = dict(one.split(":") for one in expected if isinstance(one, str))
-    table = background.pop("table", None) is not None
-    objects = tuple(one for one in expected if isinstance(one, ObjectSpec))
-    text = " ".join(word.text for word in caption)
-    return PromptSpec("wording", text, objects, table=table, **{part: (name,) for part, name in background.items()})
 
 
 def _grammar_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord]:

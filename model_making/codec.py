@@ -78,7 +78,6 @@ class Codebook:
 
         Args:
             vectors: [M, C] encoder outputs.
-            rounds: Number of k-means iterations.
         """
         centres = self._sample(vectors, len(self.weight)).clone()
         for _ in range(rounds):
@@ -112,9 +111,7 @@ def quantise(model: VQModel, z: Tensor, codebook: Codebook) -> tuple[Tensor, Ten
     """Quantise the encoder output with a straight-through gradient, and update the codebook.
 
     Args:
-        model: The codec.
         z: [B, C, h, w] encoder output.
-        codebook: Codebook of the model.
 
     Returns:
         Quantised `z` [B, C, h, w], and the commitment loss (a scalar).

@@ -60,7 +60,6 @@ def paint(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, colour: Colo
     """Paint an object.
 
     Args:
-        draw: Canvas of the supersampled image.
         kind: Kind of the object, a key of ``HEIGHTS``.
         x: Column of the foot, in supersampled pixels.
         y: Row of the foot, in supersampled pixels.

@@ -27,13 +27,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core import Drafting, Pipeline, Recipe, Sampling, load_drafter, load_target
 from adt_core.app.images import to_uint8
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .data import example
 from .prompts import PROMPTS, TEMPLATES, PromptSpec
@@ -47,24 +44,22 @@ MIN_COMPLETE_IMAGES = 7
 THRESHOLDS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 
-def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
+def generate(pipeline: Pipeline, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
     """Generate an image for each prompt.
 
     Args:
-        job: Models and settings.
-        prompts: The prompts.
-        seeds: Seed of each image. By default, all images of batch i have the job's seed + i * BATCH.
+        seeds: Seed of each image. By default, all images of batch i have the pipeline's seed + i * BATCH.
 
     Returns:
         [n, H, W, 3] uint8.
     """
-    first_seed = job.recipe.sampling.seed
+    first_seed = pipeline.recipe.sampling.seed
     all_seeds = list(seeds or (first_seed + number // BATCH * BATCH for number in range(len(prompts))))
     images = []
     for part in (slice(start, start + BATCH) for start in range(0, len(prompts), BATCH)):
-        decoding = decode(new_decoding(job, prompts[part], seeds=all_seeds[part]))
+        decoding = pipeline.decoding(prompts[part], seeds=all_seeds[part]).run()
         with torch.inference_mode():
-            images += map(to_uint8, job.pixels(decoding.grid_codes()))
+            images += map(to_uint8, pipeline.target.pixels(decoding.grid_codes()))
     return np.stack(images)
 
 
@@ -73,7 +68,6 @@ def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.I
 
     Args:
         images: [n, H, W, 3] uint8.
-        columns: Number of columns.
         gap: Distance between images, in pixels.
     """
     n, height, width, _ = images.shape
@@ -93,7 +87,6 @@ def print_rates(title: str, results: Iterable[tuple[str, bool]]) -> None:
     """Print one line per name: number of successes, number of results, and share of successes.
 
     Args:
-        title: Heading of the list.
         results: Pairs (name, success). A success means that the image shows the attribute.
     """
     by_name: dict[str, list[bool]] = defaultdict(list)
@@ -113,8 +106,6 @@ def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_mi
     """Print the results of the evaluation prompts by group and by kind of attribute.
 
     Args:
-        prompts: Prompt of each image.
-        scores: Score of each image.
         list_missing: Whether to print the missing attributes of each image.
     """
     by_group = ((prompt.group, present) for prompt, score in zip(prompts, scores) for present in score.named.values())
@@ -126,7 +117,7 @@ def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_mi
             print(f"  {prompt.text!r} lacks {', '.join(missing)}")
 
 
-def report_templates(job: Job) -> list[str]:
+def report_templates(pipeline: Pipeline) -> list[str]:
     """Print the number of images that show all named attributes, for each template prompt.
 
     Returns:
@@ -135,7 +126,7 @@ def report_templates(job: Job) -> list[str]:
     counts = []
     print("templates and blueprints, images with all named attributes")
     for prompt in TEMPLATES:
-        images = generate(job, [prompt.text] * BATCH, range(1, BATCH + 1))
+        images = generate(pipeline, [prompt.text] * BATCH, range(1, BATCH + 1))
         count = sum(all(score_prompt(analyse_image(image), prompt).named.values()) for image in images)
         print(f"  {count} of {BATCH}  {prompt.text}")
         counts.append(count)
@@ -179,22 +170,22 @@ def _parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _make_job(args: argparse.Namespace) -> Job:
+def _make_pipeline(args: argparse.Namespace) -> Pipeline:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
     sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
-    return Job(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
+    return Pipeline(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
 
 
 def main() -> None:
     """Print the reports; exit with an error if a threshold is missed."""
     args = _parse_args()
-    job = _make_job(args)
+    pipeline = _make_pipeline(args)
     held_out = [example(HELD_OUT_SEED, i) for i in range(args.count)]
     prompts = select_prompts(args.prompts) * args.seeds
     texts = [caption for _, caption, _ in held_out] + [prompt.text for prompt in prompts]
     begin = time.perf_counter()
-    images = generate(job, texts)
+    images = generate(pipeline, texts)
     print(f"{len(images)} images, {(time.perf_counter() - begin) / len(images):.2f} s each")
     caption_images = images[: args.count]
     prompt_images = images[args.count :]
@@ -213,7 +204,7 @@ def main() -> None:
             "not twice": [present for score in captions + ordinary for present in score.not_repeated],
         }
     )
-    missed += report_templates(job) if args.templates else []
+    missed += report_templates(pipeline) if args.templates else []
     if missed:
         sys.exit("missed: " + ", ".join(missed))
 

@@ -84,7 +84,6 @@ def scene_spec(scene: Scene, backdrop: bool = False) -> PromptSpec:
     """Return the contents that the caption from :func:`model_making.scenes.describe` names.
 
     Args:
-        scene: Scene that the caption describes.
         backdrop: Whether to include the backdrop. Three of four captions name it.
     """
     objects = tuple(ObjectSpec((item.kind,), item.colour, item.place) for item in scene.items)
@@ -143,7 +142,6 @@ def reconstruct(codec: VQModel, images: np.ndarray) -> np.ndarray:
     """Encode images with the codec and decode the codes.
 
     Args:
-        codec: The codec.
         images: [n, 128, 128, 3] uint8.
 
     Returns:

@@ -42,7 +42,6 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 
     Args:
         text: Caption tokens with their ids, from the tokenizer. The ids must be 0, 1, 2 and so on.
-        num_codes: Number of image codes.
 
     Returns:
         Id of each token. Image tokens have consecutive ids in the order of their codes.
@@ -189,7 +188,6 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Right padding needs no mask, because no token attends to later positions.
 
     Args:
-        layer: The layer.
         x: [B, n, h] residual stream before the layer.
         cos: [n, head_dim] rotary table of cosines.
         sin: [n, head_dim] rotary table of sines. The first half of head_dim is negated in this table, so ``roll`` can
@@ -219,7 +217,6 @@ def run_layers(decoder: Decoder, ids: Tensor, count: int | None = None) -> list[
     """Return the residual stream [B, n, h] after each layer.
 
     Args:
-        decoder: The decoder.
         ids: [B, n] complete sequences.
         count: Number of layers to run; all by default.
     """

@@ -120,9 +120,7 @@ def load_weights(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
     """Copy a checkpoint's weights into a decoder. An embedding is copied if both vocabularies have the token.
 
     Args:
-        decoder: Decoder to change.
         names: Vocabulary of the decoder, token ids by name.
-        folder: Folder of the checkpoint.
     """
     weights = load_target(folder, dtype=torch.float32).decoder.state_dict()
     del weights["image_ids"]
@@ -154,7 +152,6 @@ class TrainingModel(nn.Module):
 
         Args:
             streams: Residual stream [B, n, h] after each layer.
-            batch: The batch.
 
         Returns:
             Logits of the word head [B, n, contents] and of the plan head [B, places, contents].
@@ -182,7 +179,6 @@ def trained_decoder(file: Path, names: dict[str, int]) -> Decoder:
 
     Args:
         file: ``target.safetensors`` of the run.
-        names: Vocabulary of the target.
     """
     model = TrainingModel(make_decoder(names))
     model.load_state_dict(checkpoint.read(file)["average"])
@@ -219,8 +215,6 @@ def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, backgroun
     token is therefore added a second time, with the same weight as the mean loss over all image tokens.
 
     Args:
-        model: The model.
-        batch: The batch.
         columns: [B, T] from :func:`column_labels`.
         background: [B, 3] from :func:`background_labels`.
 
@@ -268,10 +262,7 @@ def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, co
     first image token. Neither can reach 1, because captions don't name every object and every part of the background.
 
     Args:
-        model: The model.
-        sequences: Training data.
         columns: [images, T] from :func:`column_labels`.
-        count: Number of sequences.
 
     Returns:
         One line of text: nats per image token with and without caption, share of captions whose plan is completely

@@ -82,7 +82,6 @@ def run_in_processes(count: int, work: Callable, *args) -> None:
     Args:
         count: Number of processes. With 1, the function is called in this process, without a process group.
         work: Function to call; it must be picklable.
-        *args: Arguments of the function.
     """
     if count == 1:
         work(*args)

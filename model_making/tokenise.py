@@ -47,7 +47,6 @@ def encode_images(model: VQModel, images: np.ndarray, batch: int = 64) -> np.nda
     """Encode images.
 
     Args:
-        model: The codec.
         images: [count, H, W, 3] uint8.
         batch: Number of images per forward pass.
 

@@ -6,6 +6,7 @@ Finished images are saved in a folder. If the same list is queued again, the nod
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -17,32 +18,19 @@ from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
+from ..adt_core import AdtError, Lantern, Pipeline
 from ..adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder
 from ..adt_core.app.images import is_keyword
-from ..adt_core.app.jobs import drawing, split
+from ..adt_core.app.pipeline import split
 from ..adt_core.app.prompts import file_prefixes
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE, fit_prompt
-from ..adt_core.engine.job import Job
-from ..adt_core.errors import AdtError, shown
+from ..adt_core.errors import shown
 from ..adt_core.messages import join, message
-from ..adt_core.settings import Lantern
-from .comfy_runtime import Progress, check_cancelled, loaded, show_images, tell
-from .drafting import AUTO, choose_drafting, drafting_input
+from .comfy_runtime import Progress, check_cancelled, show_images, tell
+from .drafting import AUTO, drafting_input
 from .prompts import NO_SEED
-from .sampling import (
-    choose_preset,
-    choose_sampling,
-    choose_suffix,
-    ignored,
-    loaded_for,
-    make_decoding,
-    make_job,
-    noise_input,
-    patchers,
-    preset_input,
-    sampling_inputs,
-)
+from .sampling import Run, noise_input, prepare, preset_input, sampling_inputs
 from .saved_map import without_maps
 from .schema import Tooltips, schema
 from .sockets import (
@@ -69,12 +57,6 @@ CHUNK = 4
 _SHOWN_EVERY, _SHOWN = 1.0, 64
 """The node shows finished images during the run. `_SHOWN_EVERY` is the number of seconds between two updates of these
 images, and `_SHOWN` is the maximum number of images that an update shows."""
-
-
-def _invalid_prompts_input() -> io.Combo.Input:
-    """Return the input for prompts that are empty or too long."""
-    modes = list(INVALID_MODES)
-    return io.Combo.Input("invalid_prompts", options=modes, default=RAISE, optional=True)
 
 
 class BatchItem(NamedTuple):
@@ -112,30 +94,15 @@ _BATCH_SAMPLER_TOOLTIPS = Tooltips(
         "the same seed gives one image.",
         "seed": "Sets the noise of every image, unless seed_mode or seeds sets another seed. Queue again with another "
         "seed for other images of the same prompts.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "negative": "Usually left empty. A text here pushes all images away from its content.",
         "batch_size": "Number of images that are generated at the same time. Larger is faster and uses more memory. "
         "It does not change the images. Cancelling loses only unfinished images.",
         "ids": "One id per prompt, for file names and the report. If not connected, prompts are numbered.",
-        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
-        "that fits the model, or the Jacobi window, which needs no files.",
-        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
         "lantern": "Relaxed acceptance, which changes the images. The result also depends on the drafter and the "
         "settings. If not connected, drafting decides.",
         "seed_mode": "same: all prompts use seed. increment: the first prompt uses seed, the second seed + 1 and so "
         "on, so that equal prompts give different images.",
         "seeds": "One seed per prompt, from ADT-Tree Prompts. For a value of −1, seed and seed_mode decide.",
-        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
-        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
-        "is the baseline.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "invalid_prompts": "Prompts that are empty or too long for the model. error: stop before the first image and "
         "name the prompt. truncate: use as many words as fit; skip empty prompts. skip: leave them out. The report "
         "lists them.",
@@ -178,7 +145,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
-                _invalid_prompts_input(),
+                io.Combo.Input("invalid_prompts", options=list(INVALID_MODES), default=RAISE, optional=True),
                 io.String.Input("folder", default="", optional=True),
                 noise_input(),
             ],
@@ -200,26 +167,26 @@ class ADTTreeBatchSampler(io.ComfyNode):
         asked = {name: single.pop(name) for name in ("seed_mode", "invalid_prompts") if name in single}
         batch_size = single.pop("batch_size", CHUNK)
         name = single.pop("folder", "")
-        job, drafter = _job(model=model, **single)
-        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, **asked)
-        with loaded(patchers(model, drafter)):  # the digest of the weights is a part of the name
-            folder = _folder(job=job, folder=name)
-        batch = BatchFolder(job, folder, metadata(cls.hidden))
-        made, missed = _make(batch, model, drafter, items, batch_size, cls.hidden.unique_id)
-        lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
+        run = _prepared(model=model, **single)
+        pipeline = run.pipeline
+        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, pipeline=pipeline, **asked)
+        with run.loaded():  # the digest of the weights is a part of the name
+            folder = _folder(pipeline=pipeline, folder=name)
+        batch = BatchFolder(pipeline, folder, metadata(cls.hidden))
+        made, missed = _make(batch, run, items, batch_size, cls.hidden.unique_id)
         unknown = domain_warning(model.target, [item.prompt for item in items])
-        if remarks := join((unknown, lost, missed, news(items, left_out))):
+        if remarks := join((unknown, *run.notes, missed, news(items, left_out))):
             where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
-        rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
-        settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
+        rows = [_row(item, picture, pipeline.recipe.lantern is not None) for item, picture in zip(items, made)]
+        settings = {name: value for name, value in pipeline.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
         ids = [item.id for item in items]
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
 
 def _row(item: BatchItem, picture: SavedImage, relaxed: bool) -> dict:
-    """Return the row of an image in the report. `relaxed` is True if the job uses LANTERN."""
+    """Return the row of an image in the report. `relaxed` is True with LANTERN."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
     own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
     return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
@@ -248,7 +215,7 @@ def one(name: str, values: Sequence) -> Any:
 
 
 @checked
-def _job(
+def _prepared(
     model: LoadedModel,
     negative: str = "",
     drafter: LoadedDrafter | None = None,
@@ -257,17 +224,13 @@ def _job(
     drafting: str = AUTO,
     preset: str | None = None,
     **sampling,
-) -> tuple[Job, LoadedDrafter | None]:
-    """Return the job (models and settings) of the batch, and its drafter. Plain decoding has no drafter (None)."""
-    preset = choose_preset(preset, **sampling)
-    numbers = choose_sampling(model, preset, **sampling)
-    draft = choose_drafting(model, drafter, settings, lantern, drafting, numbers)
-    job = make_job(model, draft, numbers, negative, choose_suffix(model, preset))
+) -> Run:
+    run = prepare(model, None, negative, drafter, settings, lantern, drafting, preset, **sampling)
     try:
-        job.check([])
+        run.pipeline.check([])
     except AdtError as error:
         raise AdtError(f"negative: {error}") from error
-    return job, draft.loaded
+    return run
 
 
 def metadata(hidden: Any) -> dict[str, str]:
@@ -290,15 +253,14 @@ def metadata(hidden: Any) -> dict[str, str]:
 
 
 @checked
-def _folder(job: Job, folder: str) -> Path:
-    """Return the folder of the job's images; `folder` is the name that the user chose, or ""."""
-    return batch_folder(Path(folder_paths.get_output_directory()) / FOLDER, job, folder.strip())
+def _folder(pipeline: Pipeline, folder: str) -> Path:
+    """Return the folder of the pipeline's images; `folder` is the name that the user chose, or ""."""
+    return batch_folder(Path(folder_paths.get_output_directory()) / FOLDER, pipeline, folder.strip())
 
 
 def _make(
     batch: BatchFolder,
-    model: LoadedModel,
-    drafter: LoadedDrafter | None,
+    run: Run,
     items: list[BatchItem],
     batch_size: int,
     node_id: str,
@@ -309,22 +271,23 @@ def _make(
         The image of each item, in the order of `items`; and a remark for the user, or "" if there is none.
     """
     # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
-    distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
+    distinct: dict[tuple[str, int], BatchItem] = {}
+    for item in items:
+        distinct.setdefault(item[:2], item)
     before = {}
-    for item in distinct:
+    for key in distinct:
         check_cancelled()
-        if (picture := batch.find(*item[:2])) is not None:
-            before[item[:2]] = picture
-    missing = [item for item in distinct if item[:2] not in before]
-    drawn, missed = _draw(batch, model, drafter, missing, list(before.values()), batch_size, node_id)
+        if (picture := batch.find(*key)) is not None:
+            before[key] = picture
+    missing = [item for key, item in distinct.items() if key not in before]
+    drawn, missed = _draw(batch, run, missing, list(before.values()), batch_size, node_id)
     pictures = before | drawn
     return [pictures[item[:2]] for item in items], missed
 
 
 def _draw(
     batch: BatchFolder,
-    model: LoadedModel,
-    drafter: LoadedDrafter | None,
+    run: Run,
     missing: list[BatchItem],
     before: list[SavedImage],
     batch_size: int,
@@ -338,34 +301,33 @@ def _draw(
     remark = ""
     shown = 0.0
     count = len(before) + len(missing)
-    total = count * model.target.length
+    length = run.model.target.length
+    total = count * length
     progress = Progress(total, node_id, None)
     for stretch in split(len(missing), batch_size):
         items = missing[stretch.start : stretch.stop]
         seeds = [item.seed for item in items]
-        decoding = make_decoding(model, batch.job, [item.prompt for item in items], seeds=seeds, at_once=batch_size)
-        with loaded_for([decoding], model, drafter):
-            with drawing(decoding) as running:
-                for finished in running:
-                    for image in finished:
-                        made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
-                    pictures = [*before, *made.values()]
-                    if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                        show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
-                        shown = time.monotonic()
-                    done = (len(before) + stretch.start) * model.target.length + decoding.done_tokens
-                    line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
-                    progress.update(done, join((line, _relaxed(batch.job, pictures)), ""))
-            decoding.learn_costs()
+        decoding = run.decoding([item.prompt for item in items], seeds=seeds, at_once=batch_size)
+        with run.loaded(decoding), closing(decoding.finished()) as running:
+            for finished in running:
+                for image in finished:
+                    made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
+                pictures = [*before, *made.values()]
+                if finished and time.monotonic() - shown > _SHOWN_EVERY:
+                    show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
+                    shown = time.monotonic()
+                done = (len(before) + stretch.start) * length + decoding.done_tokens
+                line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
+                progress.update(done, join((line, _relaxed(batch.pipeline, pictures)), ""))
         remark = decoding.exact.remark
     line = message("batch.done", count=count, earlier=len(before), folder=f"output/{FOLDER}/{batch.folder.name}")
-    progress.say(join((line, _relaxed(batch.job, [*before, *made.values()])), ""))
+    progress.say(join((line, _relaxed(batch.pipeline, [*before, *made.values()])), ""))
     return made, remark
 
 
-def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
+def _relaxed(pipeline: Pipeline, pictures: list[SavedImage]) -> str:
     """Return a text with the mean share of tokens that LANTERN replaced, or "" without LANTERN."""
-    if job.recipe.lantern is None or not pictures:
+    if pipeline.recipe.lantern is None or not pictures:
         return ""
     replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
     return message("batch.relaxed", share=f"{100 * replaced:.1f}")
@@ -388,14 +350,14 @@ def read_items(
     prompts: list,
     ids: list | None,
     seeds: list | None,
-    job: Job,
+    pipeline: Pipeline,
     seed_mode: str = SAME,
     invalid_prompts: str = RAISE,
 ) -> tuple[list[BatchItem], list[LeftOut]]:
     """Return the images to generate, and the prompts for which no image is generated.
 
     If `ids` is None, the prompts are numbered from 1. If `seeds` is None, or the seed of a prompt is `NO_SEED`, the
-    prompt gets the job's seed. With `STEPPED`, the prompt's index in the list is added to the job's seed.
+    prompt gets the recipe's seed. With `STEPPED`, the prompt's index in the list is added to this seed.
 
     Raises:
         AdtError: If an input is invalid, or all prompts are left out.
@@ -408,12 +370,12 @@ def read_items(
     left_out: list[LeftOut] = []
     for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, file_prefixes(ids))):
         try:
-            text, note = fit_prompt(job.check_prompt, prompt, invalid_prompts)
+            text, note = fit_prompt(pipeline.check_prompt, prompt, invalid_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
         if _seed(id, seed) == NO_SEED:
-            seed = (job.recipe.sampling.seed + (number if seed_mode == STEPPED else 0)) % 2**64
+            seed = (pipeline.recipe.sampling.seed + (number if seed_mode == STEPPED else 0)) % 2**64
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:
@@ -436,16 +398,11 @@ def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
         for some, what in kinds
         if some
     ]
-    return join([*lines, _duplicates(items)])
-
-
-def _duplicates(items: list[BatchItem]) -> str:
-    """Return a sentence on items that have the same prompt and seed as another item, or "" if there are none.
-
-    The node generates only one image for all items with the same prompt and seed.
-    """
-    count = len(items) - len({(item.prompt, item.seed) for item in items})
-    return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""
+    # The node generates only one image for all items with the same prompt and seed.
+    duplicates = len(items) - len({item[:2] for item in items})
+    if duplicates:
+        lines.append(message("batch.duplicates" if duplicates > 1 else "batch.duplicate", count=duplicates))
+    return join(lines)
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

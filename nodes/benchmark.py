@@ -7,24 +7,21 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
+from ..adt_core import Lantern, Pipeline, Recipe, Sampling
 from ..adt_core.app.batch_folder import named_folder
-from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
-from ..adt_core.app.jobs import new_decoding
 from ..adt_core.app.prompts import non_blank, sample
-from ..adt_core.engine.job import Job
 from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
-from ..adt_core.messages import message
+from ..adt_core.messages import join, message
+from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
-from ..adt_core.recipe import Loading, Recipe
-from ..adt_core.settings import MAX_SEED, Lantern, Sampling
+from ..adt_core.settings import MAX_SEED
 from .clip_and_vae import encode
-from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
-from .drafting import check_same_model, own_drafter
+from .comfy_runtime import Progress, check_cancelled, refusal, tell
 from .prompts import check, fingerprint, read
-from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, patchers, preset_input
+from .sampling import prepare, preset_input
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -38,10 +35,6 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "MS-COCO captions (.json) or .jsonl. If empty, captions that are included in the pack.",
         "count": "Maximum number of prompts to use. The selection does not depend on the seed.",
         "seed": "Sets the noise of all images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
         "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
         "custom uses the guidance and temperature that you set here.",
         "drafter": "For methods that need a drafter network; jacobi methods don't. If not connected, the first "
@@ -110,22 +103,15 @@ class ADTTreeBenchmark(io.ComfyNode):
         preset: str | None = None,
         **sampling,
     ) -> io.NodeOutput:
-        drafter = drafter or own_drafter(model)
-        preset = choose_preset(preset, **sampling)
-        recipe = Recipe(
-            choose_sampling(model, preset, **sampling),
-            lantern=lantern or Lantern(),
-            loading=Loading(model=model.path),
-            drafter=drafter.path,
-            suffix=choose_suffix(model, preset),
-        )
-        plan = _plan(prompts, methods, count, recipe)
-        jobs = _jobs(plan, model, drafter)
+        run = prepare(model, drafter=drafter, lantern=lantern or Lantern(), preset=preset, **sampling)
+        plan = _plan(prompts, methods, count, run.pipeline.recipe)
+        pipelines = plan.pipelines(run.pipeline)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        room = max(new_decoding(job, [longest]).memory_required(model.patcher.load_device) for job in jobs.values())
-        with loaded(patchers(model, drafter), memory_required=room):
-            table = _run(plan, jobs, cls.hidden.unique_id)
-        if note := ignored(model, preset, **sampling):
+        device = model.patcher.load_device
+        room = max(pipeline.decoding([longest]).memory_required(device) for pipeline in pipelines.values())
+        with run.loaded(memory_required=room):
+            table = _measure(plan, pipelines, cls.hidden.unique_id)
+        if note := join(run.notes):
             tell(note)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
@@ -149,15 +135,9 @@ def _plan(
     return bench.Benchmark(chosen, names, recipe or Recipe())
 
 
-def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> dict[str, Job]:
-    """Return the job of every method, and raise AdtError if a method needs a network that the drafter lacks."""
-    check_same_model(drafter, model)
-    return plan.jobs(model.target, drafter.drafter)
-
-
-def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
+def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str) -> str:
     """Measure the prompts that have no record in the benchmark's folder, write the results, and return the table."""
-    target = jobs[PLAIN].target
+    target = pipelines[PLAIN].target
     settings = plan.settings(target)
     folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
@@ -166,9 +146,9 @@ def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
         return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
 
     progress = Progress(len(plan.prompts), node_id, newest)
-    line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(jobs))
+    line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(pipelines))
     progress.say(line(done=0))
-    for record in bench.measure(plan, jobs, folder, check_cancelled):
+    for record in bench.measure(plan, pipelines, folder, check_cancelled):
         records.append(record)
         progress.update(len(records), line(done=len(records)))
     table, _ = report.write(records, settings, folder)

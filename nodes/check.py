@@ -4,13 +4,11 @@ import time
 
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
-from ..adt_core.policies import Drafting
+from ..adt_core.app.doctor import prepare as prepare_diagnosis
 from .clip_and_vae import text_encoder
-from .comfy_runtime import Progress, check_cancelled, loaded
-from .drafting import DraftConfig, check_same_model, own_drafter
-from .sampling import OWN, choose_sampling, choose_suffix, make_job, patchers
+from .comfy_runtime import Progress, check_cancelled
+from .sampling import prepare
 from .schema import Tooltips, schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -53,15 +51,15 @@ class ADTTreeCheck(io.ComfyNode):
     @classmethod
     @checked
     def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
-        drafter = drafter or own_drafter(model)
-        check_same_model(drafter, model)
-        draft = DraftConfig(Drafting(), drafter, None)
-        job = make_job(model, draft, choose_sampling(model, OWN), suffix=choose_suffix(model, OWN))
-        with text_encoder(model):
-            rows = job.encode(PROMPTS)
+        run = prepare(model, drafter=drafter)
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
-        subject = DiagnosticSetup(job, rows, check_cancelled, lambda share, line: bar.update(int(share * _PARTS), line))
-        with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
+
+        def progress(share: float, line: str) -> None:
+            bar.update(int(share * _PARTS), line)
+
+        with text_encoder(model):
+            subject = prepare_diagnosis(run.pipeline, check_cancelled, progress)
+        with run.loaded(memory_required=subject.memory_required(model.patcher.load_device)):
             report = diagnose(subject)
         bar.update(_PARTS)
         bar.say(report.verdict, is_lasting=True)

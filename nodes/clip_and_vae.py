@@ -17,10 +17,8 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.errors import AdtError, PromptTooLongError
+from ..adt_core import AdtError, PromptTooLongError
 from .comfy_runtime import check_cancelled, loaded, tell
-from .log_errors import decorating
-from .map_marks import note
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
@@ -85,7 +83,6 @@ def encode(model: LoadedModel, text: str) -> Any:
 
     Args:
         model: Model whose tokenizer and text encoder, if it has one, are used.
-        text: The prompt.
 
     Raises:
         AdtError: If the text is empty or too long.
@@ -133,7 +130,9 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
     Raises:
         AdtError: If another CLIP made it, or a node combined or changed it.
     """
-    if not _are_pairs(conditioning) or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
+    pairs = conditioning if isinstance(conditioning, list) else []
+    are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
+    if not pairs or not are_pairs or not isinstance(pairs[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_CONNECT_CLIP}")
     if len(conditioning) > 1:
         raise AdtError(
@@ -151,13 +150,6 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
 def read_sources(conditioning: list) -> list[dict]:
     """Return the LATENTs of source images that ReferenceLatent nodes have added to a CONDITIONING of this pack."""
     return [{"samples": samples} for samples in conditioning[0][1].get(_SOURCES, ())]
-
-
-def _are_pairs(conditioning: Any) -> bool:
-    """Return whether the value is a non-empty list of (tensor, dict) pairs, as a CONDITIONING is."""
-    if not isinstance(conditioning, list) or not conditioning:
-        return False
-    return all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in conditioning)
 
 
 class ImageTokenizer(_Stock):
@@ -200,8 +192,6 @@ class ImageTokenizer(_Stock):
             for vectors in samples.split(1):  # one at a time, so memory and rounding do not depend on the batch
                 pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
                 images.append(to_image(pixels).to(mm.intermediate_device()))
-                with decorating("the mark of an image"):
-                    note(vectors, images[-1])
             if codec.note:
                 tell(codec.note)
         return torch.cat(images)
@@ -240,7 +230,6 @@ def cropped(image: Tensor, side: int, name: str) -> Tensor:
     Args:
         image: IMAGE [B, H, W, 3 or 4].
         side: Side of a token in pixels.
-        name: Id of the input, for error messages.
 
     Returns:
         IMAGE [B, h, w, 3].

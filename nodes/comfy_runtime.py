@@ -18,8 +18,9 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
+from ..adt_core import AdtError
 from ..adt_core.engine.pool import held_bytes, release
-from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from .log_errors import decorating
@@ -42,7 +43,6 @@ def refusal(make: Callable, **values) -> bool | str:
     a message from `validate_inputs`, ComfyUI marks all inputs in the signature of `validate_inputs`.
 
     Args:
-        make: Function that raises AdtError for invalid values.
         **values: Arguments of `make`. None means that the input is linked or missing, and is not passed to `make`. If
             `make` requires such an argument, the result is True.
     """
@@ -89,7 +89,6 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     A node that calls this function must not send previews. A preview would hide these images, even after the run.
 
     Args:
-        node_id: Id of the node.
         saved: Parameters of the `/view` address of each image.
     """
     tab = watched()
@@ -144,8 +143,6 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
     Args:
-        module: Module with the weights.
-        title: Name of the weights in error messages.
         remedy: Advice in the error message if memory is too small, in the imperative.
         decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
     """
@@ -159,8 +156,6 @@ def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> No
     """Show a line of text under the running node and in the log, without line breaks.
 
     Args:
-        text: Message or plain text.
-        level: Level in the log.
         is_lasting: Whether the page shows the line after the run.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
@@ -221,7 +216,7 @@ def loaded(
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
     is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
-        raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
+        raise _too_large(patchers[0], needed, "has {total:.1f} GiB; {remedy}")
     held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
     try:
         mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
@@ -233,7 +228,7 @@ def loaded(
         mm.unload_all_models()  # as ComfyUI does for such an error
         for patcher in patchers:
             patcher.detach()  # ComfyUI loses track of loaded weights when loading others fails
-        words = "ran out of its {total:.1f} GB; close other programs that use it, or {remedy}"
+        words = "ran out of its {total:.1f} GiB; close other programs that use it, or {remedy}"
         raise _too_large(patchers[0], needed, words) from error
 
 
@@ -243,7 +238,7 @@ def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
     weights = patcher.model
     total = memory_limit().bytes if device.type == "cpu" else mm.get_total_memory(device)
     rest = words.format(total=total / 2**30, remedy=weights.remedy)
-    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
+    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GiB with its working memory, and {device} {rest}.")
 
 
 def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
@@ -252,7 +247,7 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
         if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             size = patcher.model_size() / 2**30
             raise AdtError(
-                f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at "
+                f"The model's weights ({size:.1f} GiB) are not all on {patcher.load_device}, where they are needed at "
                 "once; start ComfyUI without --novram, or with --cpu."
             )
 
@@ -266,7 +261,6 @@ class Progress:
 
     Args:
         total: Value of the argument `done` of `update` at the end of the run.
-        node_id: Id of the node.
         preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
             previews.
     """
@@ -290,7 +284,6 @@ class Progress:
 
         Args:
             done: Finished part of `total`, in the same unit.
-            text: Message or plain text.
 
         Raises:
             InterruptProcessingException: If the user has cancelled the run.
@@ -327,7 +320,6 @@ class Progress:
         """Show a line of text under the node, in the tab that queued the prompt.
 
         Args:
-            text: Message or plain text.
             is_lasting: Whether the page shows the line after the run.
         """
         _show_line(self._node_id, text, is_lasting)

@@ -1,37 +1,22 @@
 """Compare node: generates the image of one prompt and seed in two ways, as run A and run B, and compares both runs."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 
 from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.app.jobs import drawing, warm_up
+from ..adt_core import Decoding, Lantern
 from ..adt_core.app.truncation import RAISE
-from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
-from ..adt_core.settings import Lantern
 from .clip_and_vae import ImageTokenizer, to_picture
 from .comfy_runtime import Progress
 from .drafting import AUTO, choose_drafting, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
-from .sampling import (
-    choose_preset,
-    choose_sampling,
-    choose_suffix,
-    ignored,
-    invalid_prompts_input,
-    loaded_for,
-    make_decoding,
-    make_job,
-    preset_input,
-    preview,
-    read_texts,
-    sampling_inputs,
-    tell_remarks,
-)
+from .sampling import invalid_prompts_input, prepare, preset_input, preview, sampling_inputs
 from .schema import Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -46,27 +31,15 @@ from .sockets import (
 _COMPARE_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates both images.",
-        "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
         "seed": "Sets the noise of both images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "negative": "Usually left empty. A text here pushes both images away from its content.",
         "drafter": "Drafts tokens for both images. If not connected, the node uses the first installed drafter that "
         "fits the model, or the Jacobi window, which needs no files.",
         "settings_a": "Options for drafting A. If not connected, drafting decides.",
         "settings_b": "Options for drafting B. If not connected, B uses plain decoding: one token per model pass.",
         "lantern": "Relaxed acceptance for A only. A's image then differs from B's.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "drafting": "How A is drafted, as in the ADT-Tree Sampler. Auto is the fastest exact method on this device; "
         "Relaxed (LANTERN) changes the image slightly.",
-        "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
-        "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
     },
     outputs={
         "image_a": "The image that A generates.",
@@ -129,23 +102,15 @@ class ADTTreeCompare(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        preset = choose_preset(preset, **sampling)
-        texts = read_texts(model, positive, negative, preset, invalid_prompts)
-        numbers = choose_sampling(model, preset, **sampling)
-        drafts = [
-            choose_drafting(model, drafter, settings_a, lantern, drafting, numbers),
-            choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=numbers),
-        ]
-        suffix = choose_suffix(model, preset)
-        jobs = [make_job(model, draft, numbers, texts.negative, suffix, texts.target) for draft in drafts]
-        both, trial = ([make_decoding(model, job, [texts.text]) for job in jobs] for _ in range(2))
-        loaded_drafter = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
-        with loaded_for(both, model, loaded_drafter):
-            for decoding in trial:  # a warm-up of the device; its time and tokens are not used
-                warm_up(decoding)
-            maps = _take_turns(both, model, cls.hidden)
-            for decoding in both:
-                decoding.learn_costs()
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings_a, lantern=lantern, **given)
+        sampled = run.pipeline.recipe.sampling
+        other = run.drafted(choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=sampled))
+        both, trial = ([run.decoding(), other.decoding()] for _ in range(2))
+        with replace(run, drafter=run.drafter or other.drafter).loaded(*both):
+            for decoding in trial:  # its time and tokens are not used
+                decoding.warm_up()
+            maps = _take_turns(both, cls.hidden)
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
@@ -153,21 +118,21 @@ class ADTTreeCompare(io.ComfyNode):
         # image of the difference, which may be black.
         if shown is not None:
             shown["images"] = [picture for part in shown["adt_tree_map"] for picture in part["pictures"][:1]]
-        tell_remarks(both[0], model, positive, texts.note, ignored(model, preset, **sampling))
+        run.tell_remarks(both[0])
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
-def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:
+def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     """Run both decodings to the end, show progress and a live map for each, and return the maps.
 
     In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore progress at the
     same rate, and a change in the machine's load affects both.
     """
     total = both[0].total_tokens
-    progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
-    maps = [LiveMap(decoding.trace, model.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
+    progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(both))
+    maps = [LiveMap(decoding.trace, decoding.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
-        running = [stack.enter_context(drawing(decoding)) for decoding in both]
+        running = [stack.enter_context(closing(iter(decoding))) for decoding in both]
         done = [0, 0]
         while min(done) < total:
             behind = done.index(min(done))
@@ -199,9 +164,9 @@ def _report(a: Decoding, b: Decoding) -> str:
     return "\n".join(lines)
 
 
-def _side_by_side(model: LoadedModel, both: list[Decoding]) -> Image.Image:
+def _side_by_side(both: list[Decoding]) -> Image.Image:
     """Return a preview of both images: A on the left and B on the right."""
-    a, b = (preview(model.target, decoding) for decoding in both)
+    a, b = map(preview, both)
     together = Image.new("RGB", (a.width + b.width, a.height))
     together.paste(a)
     together.paste(b, (a.width, 0))

@@ -43,7 +43,6 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
     Args:
         rows: One row per prompt that has an image, with `id`, `prompt`, `file` and the statistics of the image.
-        left_out: Number of prompts for which no image was generated.
 
     Returns:
         `images` is the number of rows. `distinct_images` is the number of files, because several rows can have the same
@@ -71,8 +70,6 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
     list, the new report of the list therefore replaces its old report.
 
     Args:
-        folder: Folder of the batch.
-        name: Name that the user chose.
         rows: Rows of the list; see `summary`.
     """
     mine = {tuple(row[key] for key in _IDENTITY) for row in rows}
@@ -118,8 +115,6 @@ def write_report(
     Args:
         rows: One row per image; see `summary`.
         settings: Settings that all images share.
-        sheet: Contact sheet.
-        folder: Folder of the batch.
         name: File name without extension.
         texts: Text chunks of the PNG, by keyword.
         left_out: `id`, `prompt` and `note` of each prompt for which no image was generated.
@@ -149,7 +144,6 @@ def contact_sheet(
         labels: One label per image, "" for none.
         columns: Thumbnails per row, 0 for a roughly square sheet.
         width: Maximum width of a thumbnail in pixels.
-        remark: Line below the thumbnails.
     """
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     size = max(8, min(12, width // 8))

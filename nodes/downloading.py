@@ -12,13 +12,13 @@ import comfy.model_management as mm
 from comfy.cli_args import args
 from server import PromptServer
 
-from ..adt_core.app.checkpoints import find_published
+from ..adt_core import AdtError
 from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
 from ..adt_core.app.inspect import inspect
 from ..adt_core.environment import variable
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
+from ..adt_core.models.load import find_published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
 from .comfy_runtime import Progress, check_cancelled, tell
@@ -102,12 +102,11 @@ def offered_downloads() -> dict[str, dict[str, str]]:
     device = mm.get_torch_device()
     is_known = device.type != "cpu" and not mm.is_directml_enabled()
     room = mm.get_total_memory(device) / 2**30 if is_known else math.inf
-    return {row.name: {"size": row.size, "fits": _fits(row, room)} for row in folders.downloadable()}
-
-
-def _fits(row: Published, room: float) -> str:
-    """Return the value of `fits` in `offered_downloads` for a device with `room` GiB of memory."""
-    return next((fits for fits, needed in zip(_FITS, row.memory) if needed <= room), _TOO_LARGE)
+    offered = {}
+    for row in folders.downloadable():
+        fits = next((fits for fits, needed in zip(_FITS, row.memory) if needed <= room), _TOO_LARGE)
+        offered[row.name] = {"size": row.size, "fits": fits}
+    return offered
 
 
 def _is_complete(path: str) -> bool:

@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.checkpoints import load_drafter
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, default_options, fits, with_window
-from ..adt_core.drafters.base import Drafter
-from ..adt_core.errors import AdtError
-from ..adt_core.policies import PLAIN, Drafting
-from ..adt_core.settings import Lantern, Sampling
+from ..adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, default_options, fits, with_window
+from ..adt_core.policies import PLAIN
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
@@ -26,7 +23,7 @@ _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
 
 
 class DraftConfig(NamedTuple):
-    """Draft configuration of a job.
+    """Draft configuration of a run.
 
     Attributes:
         drafting: Method and its options.
@@ -60,10 +57,7 @@ def choose_drafting(
     """Combine the connected inputs with defaults for the model and the device.
 
     Args:
-        model: Model that generates the images.
-        drafter: Connected drafter, if any.
         settings: Options by name, from the Settings node.
-        lantern: Relaxed acceptance from a connected LANTERN node, if any.
         drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
         sampling: Sampling parameters. The default number of drafts depends on the guidance.
 
@@ -132,7 +126,6 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     """Load a drafter for a model.
 
     Args:
-        model: Model that the drafter drafts for.
         path: Path of a network, or name of a drafter without files.
         window: Whether to add the Jacobi window to the network. The window drafts with guesses from the target's own
             earlier passes.

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..adt_core import AdtError
 from ..adt_core.app.prompts import PromptEntry
-from ..adt_core.errors import AdtError, Check, shown
+from ..adt_core.errors import Check, shown
 
 RANDOM = "random"
 ALL = "all combinations"
@@ -57,11 +58,9 @@ def expand_prompts(
     """Expand the alternatives in prompts. A brace or bar after a backslash is ordinary text.
 
     Args:
-        prompts: Prompts of a list.
         mode: One of `CHOICE_MODES`. With `RANDOM`, the choice depends only on the seed and on the position of the
             prompt in the list. With `ALL`, the combinations of the prompt with id 7 get the ids 7.1, 7.2 and so on.
         seed: Seed for `RANDOM`.
-        check: Cancellation callback.
 
     Raises:
         AdtError: If the result has more than `MAX_PROMPTS` prompts or `MAX_TOTAL` characters, or a prompt has groups
@@ -153,7 +152,6 @@ def _parse(text: str, choose: Callable[[list[_Parts], list[float]], Any]) -> _Pa
     Two things are ordinary text: a brace without a matching brace, and a pair of braces without a bar between them.
 
     Args:
-        text: Prompt.
         choose: Function from the alternatives of a group and their weights to the part that replaces the group.
 
     Returns:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.app.checkpoints import find_published, is_target_config, is_target_file, published
-from ..adt_core.app.loading import default_drafter
+from ..adt_core import AdtError
+from ..adt_core.app.checkpoints import default_drafter, is_target_config, is_target_file
 from ..adt_core.drafters import DRAFTERS
-from ..adt_core.errors import AdtError, shown
+from ..adt_core.errors import shown
 from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
+from ..adt_core.models.load import find_published, published
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 from .extra_paths import default_folders
 
@@ -78,11 +79,8 @@ def installed_names() -> dict[str, str]:
 def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
-    return paths.get(name) or next((path for path in paths.values() if _same(name_of(Path(path)), name)), None)
-
-
-def _same(name: str, other: str) -> bool:
-    return name.lower() == other.lower()
+    same = (path for path in paths.values() if name_of(Path(path)).lower() == name.lower())
+    return paths.get(name) or next(same, None)
 
 
 def is_own(path: str) -> bool:
@@ -192,9 +190,6 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
     Args:
         choices: Name -> path of the available choices.
-        name: Value of the input.
-        what: Id of the input, for error messages.
-        key: Key of the model folders, for error messages.
 
     Raises:
         AdtError: If `choices` does not have the name.
@@ -251,7 +246,6 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
     """Return name -> path of all choices of an input.
 
     Args:
-        roots: Folders to search for checkpoints.
         wanted: Function that gets the path of a checkpoint and returns whether to list the checkpoint.
         *names: Choices without files, which are listed first. Their path is the name.
     """
@@ -303,7 +297,6 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
     """List a folder.
 
     Args:
-        folder: Path of the folder.
         mtime: Modification time of the folder. It is a part of the cache key, so a changed folder is read again.
 
     Returns:

@@ -9,8 +9,8 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor, nn
 
+from ..adt_core import AdtError
 from ..adt_core.app.download import find_parts
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS

@@ -2,7 +2,7 @@
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.settings import Lantern
+from ..adt_core import Lantern
 from .schema import Tooltips, schema, widget
 from .sockets import LanternSocket, checked
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
-from ..adt_core.errors import AdtError
-from ..adt_core.models.target import Target
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
@@ -23,8 +22,6 @@ def read_latent(
     `batch_index` [3] and 2 copies, the noise indices are [3, 7].
 
     Args:
-        latent: LATENT of B images.
-        model: Model whose codec made the LATENT.
         target: Target model that generates the new images. Its prompts include the source images.
         keep: Share of the rows to keep, 0 to 1.
         keep_left: In the first row below the kept rows, the share of tokens to keep, from the left, 0 to 1.

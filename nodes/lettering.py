@@ -80,11 +80,9 @@ class Lettering:
         """Draw a readable text, with the characters of all fonts on one baseline.
 
         Args:
-            on: Image to draw on.
             left: Left edge of the text in pixels.
             top: Top edge of the text in pixels. Only the tallest font of the text reaches this edge.
             text: Result of `readable`.
-            ink: RGB colour.
         """
         base = top + max((_ascent(font) for font, _ in self._parts(text)), default=0)
         for font, part in self._parts(text):

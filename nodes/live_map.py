@@ -21,7 +21,7 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.trace import Round, Trace
+from ..adt_core import Round, Trace
 from .comfy_runtime import prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
@@ -43,10 +43,6 @@ class LiveMap:
         model: Name of the model. The browser compares the speed of runs of the same model only.
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
         part: Index of this run among the runs that the node makes side by side.
-        parts: Number of these runs.
-
-    Attributes:
-        speedup: Estimated speed-up over decoding without drafts, for the finished map; None if it is not known.
     """
 
     _INTERVAL = 0.1
@@ -66,7 +62,6 @@ class LiveMap:
         self._inputs = _values(hidden)
         self._sent = 0
         self._next = 0.0
-        self.speedup: float | None = None
 
     def update(self) -> None:
         """Send the rounds since the last message, if the interval has passed."""
@@ -99,7 +94,7 @@ class LiveMap:
             thumbnails.pop()
         data = pack(self._trace.rounds)
         own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
-        own["speedup"] = self.speedup and round(self.speedup, 2)
+        own["speedup"] = self._trace.speedup and round(self._trace.speedup, 2)
         return {**self._header(), **own}
 
     def small(self, whole: dict) -> dict:
@@ -149,7 +144,6 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
     Args:
         maps: Live maps, one per run.
-        hidden: Hidden inputs of the node.
         *pictures: One function per run. It gets the index of an image and returns the decoded image.
     """
     with decorating("the map"):

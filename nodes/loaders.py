@@ -4,9 +4,8 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.checkpoints import load_target
+from ..adt_core import AdtError, load_target
 from ..adt_core.app.inspect import inspect
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.settings import BUNDLED
@@ -31,7 +30,6 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     only if the card supports it, the weights are not quantised, and the model does not fit into memory in float32.
 
     Args:
-        path: Path of the model.
         weights: "int8", "fp8" or "int4" if the weight matrices are quantised, otherwise None.
     """
     device = mm.get_torch_device()
@@ -46,7 +44,7 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     if needed <= room:
         return torch.float32
     tell(
-        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GB; if numbers overflow, "
+        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GiB; if numbers overflow, "
         "choose 'int8 weights'"
     )
     return torch.float16

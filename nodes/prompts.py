@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
+from ..adt_core import AdtError
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -20,7 +21,6 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
-from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
@@ -180,7 +180,6 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     Args:
         text: One prompt per line, or the name of a prompt file in ComfyUI's input folder. If empty, the bundled
             captions are read.
-        name: Id of the input, for error messages.
         caption: Which captions of an MS-COCO image to use, one of `CAPTIONS`.
 
     Returns:

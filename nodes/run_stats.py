@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.errors import AdtError
-from ..adt_core.trace import FIGURES, Trace
+from ..adt_core import AdtError, Trace
+from ..adt_core.trace import FIGURES
 from .colours import scale
 from .schema import Tooltips, schema
 from .sockets import TraceSocket, checked

@@ -3,38 +3,20 @@
 The output LATENT holds the codebook vectors of the images. VAE Decode decodes these vectors to pixels.
 """
 
+from contextlib import closing
+
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
+from ..adt_core import Decoding, Lantern
 from ..adt_core.app.continuation import DEFAULT_KEEP
-from ..adt_core.app.jobs import drawing
 from ..adt_core.app.truncation import RAISE
-from ..adt_core.engine.decoding import Decoding
-from ..adt_core.settings import Lantern
 from .comfy_runtime import Progress
-from .drafting import AUTO, choose_drafting, drafting_input
+from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .log_errors import decorating
-from .map_marks import expect
-from .sampling import (
-    choose_preset,
-    choose_sampling,
-    choose_suffix,
-    ignored,
-    invalid_prompts_input,
-    loaded_for,
-    make_decoding,
-    make_job,
-    noise_input,
-    preset_input,
-    preview,
-    read_texts,
-    sampling_inputs,
-    tell_remarks,
-)
-from .saved_map import parts_of
+from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, preview, sampling_inputs
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -69,22 +51,11 @@ SEARCHED = (
 _SAMPLER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates the image.",
-        "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
         "seed": "Sets the noise. The same seed and prompt give the same image.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "batch_size": "Number of images of this prompt. Each has its own noise, and the first image is the same for "
         "every batch size.",
         "negative": "Usually left empty. A text here pushes the image away from its content. If empty, guidance "
         "compares the prompt with no text (Emu3: with its published negative prompt).",
-        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
-        "that fits the model, or the Jacobi window, which needs no files.",
-        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
         "keep_top sets how much of it stays. It must have the model's size; each of its images is generated "
@@ -92,15 +63,8 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
         "nothing but the batch.",
         "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left.",
-        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
-        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
-        "is the baseline.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed, in float32 on the same device. docs/models.md lists the scripts.",
-        "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
-        "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
     },
     outputs={
         "LATENT": "The images as codebook vectors. Connect it to VAE Decode with this model's VAE.",
@@ -163,30 +127,18 @@ class ADTTreeSampler(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        preset = choose_preset(preset, **sampling)
-        numbers = choose_sampling(model, preset, **sampling)
-        draft = choose_drafting(model, drafter, settings, lantern, drafting, numbers)
-        texts = read_texts(model, positive, negative, preset, invalid_prompts)
-        job = make_job(model, draft, numbers, texts.negative, choose_suffix(model, preset), texts.target)
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, job.target, keep_top, keep_left, batch_size)
-        decoding = make_decoding(model, job, [texts.text] * len(indices), indices, prefix)
-        with loaded_for([decoding], model, draft.loaded):
-            shown = _decode(decoding, model, cls.hidden)
-            decoding.learn_costs()
+            prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+        decoding = run.decoding([run.prompt] * len(indices), indices, prefix)
+        with run.loaded(decoding):
+            shown = _decode(decoding, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        _expect_marks(vectors, cls.hidden)
-        tell_remarks(decoding, model, positive, texts.note, ignored(model, preset, **sampling))
+        run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
-
-
-def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Register the node's saved acceptance maps, so that VAE Decode adds marks to the maps; see `marks`."""
-    with decorating("the marks of the images"):
-        for saved in parts_of(hidden):
-            expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:
@@ -194,15 +146,14 @@ def _share(name: str, default: float, **more: str) -> io.Input:
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 
-def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict | None:
+def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
-    live_map = LiveMap(decoding.trace, model.target.name, hidden)
-    progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
-    with drawing(decoding) as running:
-        for _ in running:
+    live_map = LiveMap(decoding.trace, decoding.target.name, hidden)
+    progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(decoding))
+    with closing(iter(decoding)) as rounds:
+        for _ in rounds:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
     last = progress.last
-    picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
-    live_map.speedup = decoding.speedup
+    picture = lambda image: last if image == 0 and last else preview(decoding, image)  # noqa: E731
     return finished([live_map], hidden, picture)

@@ -18,7 +18,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from ..adt_core.trace import ImageRound, Round
+from ..adt_core import Round
+from ..adt_core.trace import ImageRound
 
 KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
@@ -67,7 +68,6 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     of single rounds (each round gets the average time), then the last images.
 
     Args:
-        rounds: The rounds.
         most: Maximum number of characters.
     """
     images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
@@ -79,7 +79,8 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
             return data
     while len(data) > most and images:
         images = min(images - 1, images * most // len(data))  # each image needs about the same number of characters
-        data = pack([replace(entry, images=_before(images, entry.images)) for entry in rounds])
+        rounds = [replace(entry, images=tuple(one for one in entry.images if one.image < images)) for entry in rounds]
+        data = pack(rounds)
     return data
 
 
@@ -91,10 +92,6 @@ def _with_average_times(rounds: list[Round]) -> list[Round]:
     seconds = mean(entry.seconds for entry in rounds)
     drafting = mean(entry.drafting for entry in rounds)
     return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
-
-
-def _before(image: int, records: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
-    return tuple(record for record in records if record.image < image)
 
 
 def _levels(record: ImageRound) -> tuple[int, ...]:
@@ -134,7 +131,6 @@ def digest(prompt: dict, node: str, known: dict[str, str | None] | None = None) 
 
     Args:
         prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
-        node: Id of the node.
         known: Digests of nodes of this prompt, for several calls. This function adds further digests.
 
     Returns:
@@ -170,7 +166,6 @@ def attach(hidden: Any, parts: list[dict]) -> None:
 
     Args:
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
-        parts: Maps of the node's runs.
     """
     key = digest(hidden.prompt or {}, hidden.unique_id)
     maps = _maps(workflow_of(hidden))
@@ -184,12 +179,6 @@ def attach(hidden: Any, parts: list[dict]) -> None:
         _finished.move_to_end(key)
         if len(_finished) > _KEPT:
             _finished.popitem(last=False)
-
-
-def parts_of(hidden: Any) -> list[dict]:
-    """Return the maps that `attach` has stored for a node. Keys that the caller adds to them are also saved."""
-    entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
-    return entry["parts"] if entry is not None else []
 
 
 def without_maps(extra: dict) -> dict:

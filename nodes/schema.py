@@ -11,12 +11,32 @@ CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 """Search terms for models of image tokens, in English and Chinese. ComfyUI's node search matches terms literally."""
 
+TOOLTIPS = {
+    "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
+    "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance off.",
+    "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
+    "conservative, 0 always picks the most likely token.",
+    "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
+    "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all tokens.",
+    "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
+    "that fits the model, or the Jacobi window, which needs no files.",
+    "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
+    "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
+    "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
+    "is the baseline.",
+    "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
+    "custom uses the values that you set here.",
+    "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
+    "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
+}
+"""Tooltips of inputs with the same meaning in several nodes, by id. A node can have its own."""
+
 
 class Tooltips(NamedTuple):
     """Tooltips of a node, by the id of the input or the display name of the output.
 
     Attributes:
-        inputs: Tooltips of inputs that do not define their own.
+        inputs: Tooltips of inputs that do not define their own and are not in `TOOLTIPS`.
         outputs: Tooltips of outputs.
     """
 
@@ -43,17 +63,13 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
 
     Args:
         node_id: Id of the node, which is also the name of its help folder.
-        display_name: Title of the node.
-        tooltips: Tooltips of inputs and outputs.
-        inputs: Inputs of the node.
-        outputs: Outputs of the node.
         **more: Further arguments of `io.Schema`.
 
     Raises:
         KeyError: If an input or an output has no tooltip.
     """
     for plug in inputs:
-        plug.tooltip = plug.tooltip or tooltips.inputs[plug.id]
+        plug.tooltip = plug.tooltip or tooltips.inputs.get(plug.id) or TOOLTIPS[plug.id]
         plug.optional = plug.optional or default(plug) is not None
         if isinstance(plug, io.Float.Input):
             plug.min = _LowerBound(plug.min)
@@ -66,8 +82,6 @@ def widget(name: str, option: Option, **more: Any) -> io.Input:
     """Return the input for a setting: a combo if it has choices, otherwise a number with its bounds.
 
     Args:
-        name: Id of the input.
-        option: The setting.
         **more: Further arguments of the input, which override the arguments from `option`.
     """
     if option.choices:

@@ -8,7 +8,8 @@ from functools import partial
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
+from ..adt_core import Drafting
+from ..adt_core.policies import DEFAULT, POLICIES, options
 from ..adt_core.settings import Option
 from .comfy_runtime import refusal
 from .schema import Tooltips, schema, widget

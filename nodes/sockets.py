@@ -12,10 +12,9 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from torch import Tensor
 
-from ..adt_core.drafters.base import Drafter
-from ..adt_core.errors import AdtError, shown
-from ..adt_core.models.target import Target
-from ..adt_core.settings import Sampling
+from ..adt_core import AdtError, Sampling, Target
+from ..adt_core.drafters import Drafter
+from ..adt_core.errors import shown
 from .schema import default
 
 ModelSocket = io.Custom("ADT_MODEL")

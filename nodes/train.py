@@ -14,22 +14,19 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
+from ..adt_core import AdtError, Sampling
 from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from ..adt_core.app.prompts import non_blank
-from ..adt_core.errors import AdtError
-from ..adt_core.lab.training import drafter as training
-from ..adt_core.lab.training.callbacks import TrainingCallback
-from ..adt_core.lab.training.estimate import TrainingEstimate
-from ..adt_core.lab.training.log import curve
-from ..adt_core.lab.training.run import Run
+from ..adt_core.lab import training
 from ..adt_core.messages import join, message
-from ..adt_core.settings import Option, Sampling
+from ..adt_core.policies import PLAIN
+from ..adt_core.settings import Option
 from . import folders
 from .batch import one
 from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
-from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
+from .sampling import prepare, preset_input, sampling_inputs
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -65,15 +62,6 @@ _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
         "minutes": "Duration of the training, without the time to generate images.",
         "start": "A drafter to start from, for example the drafter of the model that yours was fine-tuned from.",
         "seed": "Sets the noise of the training images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "steps": "Maximum number of training steps. 0: only minutes limits the training.",
         "validation_prompts": "Number of prompts that are not trained on, to measure the result.",
         "generation_batch_size": "Number of training images that are generated at the same time.",
@@ -175,7 +163,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
             plan = training.plan(data, how, output, given, model.patcher.load_device.type, texts)
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
-        picture = curve(log, plan.training.passes)
+        picture = training.curve(log, plan.training.passes)
         tell(message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]), logging.INFO)
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
         shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
@@ -198,7 +186,7 @@ def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
     return ui.SavedResult(name, "", io.FolderType.temp)
 
 
-class _NodeWatch(TrainingCallback):
+class _NodeWatch(training.TrainingCallback):
     """Progress of a training on its node: the bar, a line of text, and the curve as a preview."""
 
     check = staticmethod(check_cancelled)
@@ -210,7 +198,7 @@ class _NodeWatch(TrainingCallback):
         self._bars: dict[str, Progress] = {}
         self._total = ""
 
-    def on_estimate(self, estimate: TrainingEstimate) -> None:
+    def on_estimate(self, estimate: training.TrainingEstimate) -> None:
         self._total = message("training.time", minutes=estimate.minutes)
         tell(estimate.message, logging.INFO)
 
@@ -218,7 +206,7 @@ class _NodeWatch(TrainingCallback):
         line = message("training.images", done=int(done), count=total)
         self._update("pictures", done / total, join((line, self._total), ""))
 
-    def on_step(self, run: Run, log: list[dict]) -> None:
+    def on_step(self, run: training.Run, log: list[dict]) -> None:
         self._log = log
         line = message("training.steps", steps=run.step)
         if log:
@@ -231,7 +219,7 @@ class _NodeWatch(TrainingCallback):
         self._bars[stage].update(int(share * _PARTS), text)
 
     def _curve(self) -> Image.Image | None:
-        return curve(self._log, self._passes) if self._log else None
+        return training.curve(self._log, self._passes) if self._log else None
 
 
 def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
@@ -251,11 +239,11 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
     """Return the settings with which the training images are generated, by the field names of a `Recipe`."""
-    preset = choose_preset(preset, **sampling)
-    if note := ignored(model, preset, **sampling):
+    run = prepare(model, settings={"method": PLAIN}, preset=preset, **sampling)
+    if note := join(run.notes):
         tell(note)
-    numbers = choose_sampling(model, preset, **sampling).flat()
-    return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
+    recipe = run.pipeline.recipe
+    return {"model": model.path, **model.target.loaded, **recipe.sampling.flat(), "suffix": recipe.suffix}
 
 
 def _check(name: str | None = None, prompts: str = "") -> None:

@@ -213,9 +213,7 @@ def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resource
     """Return a Markdown table with a row for each kernel and its operands, and a column for each compute capability.
 
     Args:
-        head: Titles of the first columns.
         found: Resources for each member of :data:`CAPABILITIES` in turn.
-        cell: Returns the text of a cell.
     """
     titles = [f"{capability // 10}.{capability % 10}" for capability in CAPABILITIES]
     lines = [" | ".join((head, *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]

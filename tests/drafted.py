@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from adt_core import Decoding, Drafting
-from adt_core.models.target import Target
-from adt_core.policies import CostProfile
+from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Recipe, Sampling, Target
+from adt_core.engine.request import Request
+from adt_core.policies import PLAIN, CostProfile
 from tests.tiny import layer_tensors
 
 METHODS = {
@@ -72,14 +73,28 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
     """Return the cost profile of a device that supports only the draft modes ``sources``.
 
     Args:
-        *sources: Draft modes.
         once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain round.
         each: Cost of each draft token, in plain rounds.
         idle: Cost of a round without drafts, in plain rounds.
-        images: Batch size of the profile.
     """
     curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)
     return CostProfile("a test's device", images, dict.fromkeys(sources, curve))
+
+
+def new_decoding(
+    target: Target,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    sampling: Sampling = Sampling(),
+    drafting: Drafting = Drafting(),
+    lantern: Lantern | None = None,
+    profile: CostProfile | None = None,
+    at_once: int | None = None,
+    **batch,
+) -> Decoding:
+    """Return the decoding of encoded prompts with some settings. ``batch`` are further arguments of `Request.of`."""
+    recipe = Recipe(sampling, drafting, lantern, profile=profile)
+    return Decoding(Request.of(target, recipe, prompts, **batch), at_once)
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
@@ -87,12 +102,5 @@ def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "thre
 
     If ``options`` has no ``drafting``, the images are decoded without drafts.
     """
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in prompts],
-        drafter=drafter,
-        **{"drafting": Drafting(method="autoregressive"), **options},
-    )
-    for _ in decoding:
-        pass
-    return decoding
+    rows = [target.encode_prompt(prompt) for prompt in prompts]
+    return new_decoding(target, rows, drafter=drafter, **{"drafting": Drafting(PLAIN), **options}).run()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from adt_core.app.checkpoints import published
+from adt_core.models.load import published
 from tests.hub import Hub, content_of
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_drafter, write_hugging_face
@@ -23,7 +23,6 @@ def publish(hub: Hub, folder: Path) -> None:
     The parts of the LlamaGen model (target, codec and text encoder) are in three repositories.
 
     Args:
-        hub: Server that gets the models.
         folder: Folder for temporary files. It must not exist yet.
     """
     janus = content_of(write_janus(folder / JANUS))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adt_core.app.checkpoints import published
 from adt_core.models.downloads import Published
-from adt_core.models.load import FAMILIES
+from adt_core.models.load import FAMILIES, published
 
 
 def models_table() -> str:

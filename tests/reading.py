@@ -26,8 +26,6 @@ class Reader:
     """Decoder with a KV cache for some rows. The constructor runs the decoder over the prompts.
 
     Args:
-        decoder: Decoder of the target.
-        prompts: Prompt token ids of each row.
         more: Number of tokens after the prompt for which the cache has space.
         images: Number of images that the rows belong to.
         places: M-RoPE positions of the target, or None if the target has none.

@@ -13,7 +13,6 @@ def tree_of(tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]
     """Return a draft tree whose node 0 is the root.
 
     Args:
-        tokens: Token id of each node.
         parents: Index of each node's parent. A parent precedes its children.
         valid: False for padding nodes. Node 0 is always valid.
     """

@@ -279,3 +279,14 @@ class InspectArgs(Settings):
 
     path: str = text(BUNDLED, "Folder or file of a target or a drafter, or 'bundled'.", "PATH")
     json: bool = setting(False, "Print JSON.")
+
+
+def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
+    """Return the paths that the user has given, as pairs of option and path for `images.check_outputs`.
+
+    Args:
+        *names: Names of options whose value is a path, several paths, or None. None gives no pair.
+    """
+    values = ((name, getattr(settings, name)) for name in names)
+    lists = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
+    return [(name, Path(path)) for name, paths in lists for path in paths if path]

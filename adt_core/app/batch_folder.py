@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
-from ..engine.job import Job
 from ..errors import AdtError, Check, UnknownFormatError
 from ..files import inside, is_link, list_visible, write_in
 from ..rules.upstream import noise_device
@@ -28,6 +27,7 @@ from ..settings import UPSTREAM
 from ..untrusted import list_of, whole_number
 from ..version import FORMAT
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
+from .pipeline import Pipeline
 from .prompts import file_name_part, slug
 from .run_stats import are_run_stats
 from .saved import difference
@@ -61,18 +61,18 @@ NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitu
 
 @dataclass(frozen=True)
 class BatchFolder:
-    """Folder with the images of a job, one PNG per prompt and seed.
+    """Folder with the images of a pipeline, one PNG per prompt and seed.
 
     The noise of every image uses image index 0. An image of a batch is therefore equal to the image that `generate`
     makes from the same prompt and seed.
 
     Attributes:
-        job: Loaded models and recipe. Methods that get `seed=None` use the seed of the recipe.
+        pipeline: Loaded models and recipe. Methods that get `seed=None` use the seed of the recipe.
         folder: Path of the folder, usually from `batch_folder`.
         texts: Additional text chunks to write into each PNG, by keyword.
     """
 
-    job: Job
+    pipeline: Pipeline
     folder: Path
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -89,11 +89,10 @@ class BatchFolder:
         """Return the path of the PNG of a prompt and seed. The file may not exist yet.
 
         Args:
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
             place: Prefix of the file name of a new file. If the PNG exists, its path is returned, whatever its prefix.
         """
-        own_digest = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
+        own_digest = digest(prompt if self._seed(seed) == self.pipeline.recipe.sampling.seed else [prompt, seed])
         name = "-".join(filter(None, (place, slug(prompt), own_digest))) + ".png"
         return self._paths.get(own_digest, self.folder / name)
 
@@ -101,7 +100,6 @@ class BatchFolder:
         """Return a finished image, or None if the PNG is missing or damaged, or contains no valid settings.
 
         Args:
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
 
         Raises:
@@ -120,22 +118,18 @@ class BatchFolder:
         figures = saved.get("figures")
         if problem or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
-        pixels = read_pixels(path, self._size)
+        rows, columns = self.pipeline.target.grid
+        side = self.pipeline.target.downsample
+        pixels = read_pixels(path, (columns * side, rows * side))
         return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
-        return self.job.recipe.sampling.seed if seed is None else seed
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        """Width and height of an image in pixels."""
-        rows, columns = self.job.target.grid
-        return columns * self.job.target.downsample, rows * self.job.target.downsample
+        return self.pipeline.recipe.sampling.seed if seed is None else seed
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
         """Return whether a value is a list of rows of valid codebook indices, with the size of the target's grid."""
-        rows, columns = self.job.target.grid
-        code = whole_number(0, self.job.target.num_codes - 1)
+        rows, columns = self.pipeline.target.grid
+        code = whole_number(0, self.pipeline.target.num_codes - 1)
         return list_of(list_of(code, columns, columns), rows, rows).fits(value)
 
     def save(
@@ -150,9 +144,7 @@ class BatchFolder:
         """Write the PNG of a finished image.
 
         Args:
-            decoding: Decoding that contains the image.
             image: Index of the image in the decoding.
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
             place: Prefix of the file name of a new file. An existing PNG is replaced under its own name.
             check: Cancellation callback. It raises an exception to stop.
@@ -162,12 +154,12 @@ class BatchFolder:
         """
         codes = decoding.grid_codes()[image].clone()
         path = self.path(prompt, seed, place)
-        pixels = self.job.pixels(codes[None], check)[0]
+        pixels = self.pipeline.target.pixels(codes[None], check)[0]
         report = decoding.trace.subset([image]).report()
         own = {"seed": self._seed(seed)}
         figures = {name: value for name, value in report.items() if name not in NESTED} | own
-        figures |= {"drafter": self.job.recipe.drafter_name, "images_at_once": decoding.at_once}
-        settings = {**self.job.settings(prompt, 0, decoding.conditions()), **own}
+        figures |= {"drafter": self.pipeline.recipe.drafter_name, "images_at_once": decoding.at_once}
+        settings = {**self.pipeline.settings(prompt, 0, decoding.conditions()), **own}
         png = to_png(pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
         write_in(self.folder, path.name, png)
         self._paths[path.stem.rpartition("-")[2]] = path
@@ -183,23 +175,20 @@ def _are_figures(value: object) -> TypeGuard[dict]:
     return are_run_stats(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
 
-def batch_folder(root: Path, job: Job, name: str = "") -> Path:
-    """Return the folder of a job's images.
+def batch_folder(root: Path, pipeline: Pipeline, name: str = "") -> Path:
+    """Return the folder of a pipeline's images.
 
     Args:
-        root: Parent folder.
-        job: Loaded models and recipe.
-        name: First part of the folder's name. "" selects the model's name. The second part is always `job_key(job)`.
+        name: First part of the folder's name. "" selects the model's name. The second part is always
+            `settings_key(pipeline)`.
     """
-    return named_folder(root, job_key(job), name, job.target.name)
+    return named_folder(root, settings_key(pipeline), name, pipeline.target.name)
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
 
     Args:
-        root: Parent folder.
-        unique: Digest of the settings. This is UNIQUE.
         name: NAME that the user has chosen, or "".
         usual: NAME to use if `name` is "".
 
@@ -209,20 +198,20 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     return inside(root, "-".join(filter(None, (file_name_part(name or usual), unique))))
 
 
-def job_key(job: Job) -> str:
-    """Return a digest of everything that determines a job's images, except prompts and seeds.
+def settings_key(pipeline: Pipeline) -> str:
+    """Return a digest of everything that determines a pipeline's images, except prompts and seeds.
 
-    Two jobs with the same digest make the same image from a prompt and a seed. The digest includes the drafter and its
-    settings only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
+    Two pipelines with the same digest make the same image from a prompt and a seed. The digest includes the drafter and
+    its settings only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
     """
-    target = job.target
-    network = job.drafter.network if job.drafter is not None else None
+    target = pipeline.target
+    network = pipeline.drafter.network if pipeline.drafter is not None else None
     modules = (target.decoder, target.codec, target.text_encoder)
     weights = [fingerprint(module) for module in modules if module is not None]
-    drafter_weights = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
-    content = job.loaded.image_settings(weights, target.grid, drafter_weights)
-    content |= {"kept": list(job.recipe.kept), "sources": list(job.recipe.sources)}
-    if job.recipe.sampling.noise == UPSTREAM:
+    drafter_weights = fingerprint(network) if network is not None and pipeline.recipe.lantern is not None else None
+    content = pipeline.recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter_weights)
+    content |= {"kept": list(pipeline.recipe.kept), "sources": list(pipeline.recipe.sources)}
+    if pipeline.recipe.sampling.noise == UPSTREAM:
         content["noise_device"] = noise_device(target.decoder.embedding.device)
     return digest({**content, "format": FORMAT})
 

@@ -48,7 +48,6 @@ def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
 
     Args:
         args: Path of the image to continue, and the shares to keep. Without an image to continue, the result is ().
-        target: Target whose codec encodes the image.
 
     Raises:
         AdtError: If the image cannot be read, or if the shares keep the complete image.
@@ -99,7 +98,6 @@ def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
     """Return the target with source images as part of its prompts.
 
     Args:
-        target: Target to copy.
         flat: Source images as `source_codes` returns them; () for none.
 
     Raises:
@@ -138,7 +136,6 @@ def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
     """Read an image in RGB, and rotate it as its EXIF data requires.
 
     Args:
-        path: File of the image.
         name: Name of the option or node input that has this path, for the error message.
         remedy: Text to append to the error message, or "".
 

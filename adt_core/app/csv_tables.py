@@ -28,7 +28,6 @@ def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: 
         columns: Names of the columns, in order.
         rows: For each row, a dictionary from column name to value. If a column is missing, its cell is empty. Keys that
             are not in `columns` are ignored.
-        encoding: Encoding of the file.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -23,13 +23,13 @@ from ..drafters import Drafter, default_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..engine.device.products import product_report
-from ..engine.job import Job
 from ..engine.request import Request
 from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
 from .op_counter import OpCounter
+from .pipeline import Pipeline
 
 PROMPTS = (
     "a photo of a cat",
@@ -50,10 +50,6 @@ MAX_TURNS = 8
 """Maximum number of turns in the comparison of speeds."""
 MAX_RACE_SECONDS = 30.0
 """Time in seconds after which the comparison of speeds stops, if it had `MIN_TURNS`."""
-SLOW_STEP = 0.3
-"""Duration of a plain round in seconds. If a step takes longer, the costs of drafts are not measured.
-
-Measuring the costs takes several hundred steps."""
 COPY_BYTES = 2**27
 """Size in bytes of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
 
@@ -63,20 +59,20 @@ class DiagnosticSetup:
     """A loaded model and the settings to measure it with.
 
     Attributes:
-        job: Recipe, target and drafter.
+        pipeline: Recipe, target and drafter.
         rows: The `PROMPTS`, encoded by the target.
         check: Cancellation callback. It raises an exception to stop.
         progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
     """
 
-    job: Job
+    pipeline: Pipeline
     rows: Sequence[EncodedPrompt]
     check: Check | None = None
     progress: Callable[[float, str], None] | None = None
 
     @property
     def target(self) -> Target:
-        return self.job.target
+        return self.pipeline.target
 
     @property
     def device(self) -> torch.device:
@@ -89,14 +85,14 @@ class DiagnosticSetup:
 
     @property
     def _drafter(self) -> Drafter:
-        assert self.job.drafter is not None
-        return self.job.drafter
+        assert self.pipeline.drafter is not None
+        return self.pipeline.drafter
 
-    def methods(self) -> dict[str, Job]:
-        """Return a job for each method to measure, by the name of the method. Plain decoding is first."""
+    def methods(self) -> dict[str, Pipeline]:
+        """Return a pipeline for each method to measure, by the name of the method. Plain decoding is first."""
 
-        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
-            defaults = default_options(drafter, self.device.type, self.job.recipe.sampling.guided)
+        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Pipeline:
+            defaults = default_options(drafter, self.device.type, self.pipeline.recipe.sampling.guided)
             return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}
@@ -104,17 +100,18 @@ class DiagnosticSetup:
             methods["adt-tree"] = with_drafter(self.network, "adt-tree")
         return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, drafts=16)}
 
-    def _with(self, drafting: Drafting, drafter: Drafter | None) -> Job:
-        return replace(self.job, recipe=replace(self.job.recipe, drafting=drafting, lantern=None), drafter=drafter)
+    def _with(self, drafting: Drafting, drafter: Drafter | None) -> Pipeline:
+        recipe = replace(self.pipeline.recipe, drafting=drafting, lantern=None)
+        return replace(self.pipeline, recipe=recipe, drafter=drafter)
 
-    def decoding(self, job: Job, images: int = 1) -> Decoding:
+    def decoding(self, pipeline: Pipeline, images: int = 1) -> Decoding:
         """Return a decoding of the first prompts of `PROMPTS`.
 
         Args:
-            job: Job of a method.
             images: Number of prompts, with one image per prompt.
         """
-        return Decoding.of(Request.of_rows(job, self.rows[:images], check=self.check))
+        rows = self.rows[:images]
+        return Decoding(Request.of(self.target, pipeline.recipe, rows, pipeline.drafter, check=self.check))
 
     def memory_required(self, device: torch.device | None = None) -> int:
         """Return the memory in bytes that the measurements need in addition to the weights.
@@ -234,7 +231,7 @@ class Diagnostics:
         )
         return single, batched
 
-    def _race(self, methods: Mapping[str, Job]) -> dict[str, SpeedUp]:
+    def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, SpeedUp]:
         """Decode images with all methods in turns, and return the speed-ups over plain decoding."""
         length = self.subject.target.length
         tokens = max(2, min(length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.step))))
@@ -254,33 +251,28 @@ class Diagnostics:
             for name, its in ratios.items()
         }
 
-    def _turn(self, methods: Mapping[str, Job], tokens: int, seed: int) -> dict[str, float]:
+    def _turn(self, methods: Mapping[str, Pipeline], tokens: int, seed: int) -> dict[str, float]:
         """Decode the first tokens of one image with every method, and return the tokens per second of each."""
-        decodings = {name: self.subject.decoding(with_seed(method, seed)) for name, method in methods.items()}
+        decodings = {name: self.subject.decoding(_with_seed(method, seed)) for name, method in methods.items()}
         with ExitStack() as stack:
             running = {name: stack.enter_context(closing(iter(one))) for name, one in decodings.items()}
-            while (behind := min(decodings, key=lambda name: decodings[name].done_tokens)) is not None:
-                if decodings[behind].done_tokens >= tokens:
-                    break
+            while any(one.done_tokens < tokens for one in decodings.values()):
+                behind = min(decodings, key=lambda name: decodings[name].done_tokens)
                 next(running[behind], None)
-        for decoding in decodings.values():
-            decoding.learn_costs()
         return {name: one.done_tokens / sum(r.seconds for r in one.trace.rounds) for name, one in decodings.items()}
 
     def _report(self, line: str, number: int, count: int, images: int, share: float) -> None:
         """Report progress.
 
         Args:
-            line: Text to show.
             number: Index of the method, from 0.
             count: Number of methods. Each method has two runs: one image, then a batch.
-            images: Number of images in the current run.
             share: Completed share of the current run, 0 to 1.
         """
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
-    def _run(self, method: Job, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
+    def _run(self, method: Pipeline, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
         """Measure a method.
 
         The method runs twice. Normally the second run is measured, because the first run initialises libraries. If the
@@ -302,7 +294,6 @@ class Diagnostics:
                         with OpCounter() as counter:
                             next(rounds, None)
                         is_counted = not decoding.trace.rounds[-1].prepared
-            decoding.learn_costs()
             if is_slow:
                 break
         self.exact = decoding.exact
@@ -310,9 +301,9 @@ class Diagnostics:
         return _summarise(decoding, count, counter)
 
 
-def with_seed(job: Job, seed: int) -> Job:
-    """Return a job with another seed."""
-    return replace(job, recipe=replace(job.recipe, sampling=replace(job.recipe.sampling, seed=seed)))
+def _with_seed(pipeline: Pipeline, seed: int) -> Pipeline:
+    sampling = replace(pipeline.recipe.sampling, seed=seed)
+    return replace(pipeline, recipe=replace(pipeline.recipe, sampling=sampling))
 
 
 def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeasurement:

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
-from ..engine.job import Job
+from ..errors import Check
 from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..messages import Message, join, message
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
+from ..models.load import find_published
 from ..models.torch_private import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
-from .checkpoints import find_published, load_drafter
+from .defaults import complete
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
-from .loading import choose_device, complete, open_target
+from .pipeline import Pipeline
 
 
 def run(given: Mapping[str, Any], device: str) -> str:
@@ -42,10 +42,20 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    recipe = complete(given, device)
-    target = open_target(recipe.loading, choose_device(device))
-    job = Job(target, recipe, load_drafter(recipe.drafter or JACOBI, target))
-    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS))).page
+    return diagnose(prepare(Pipeline.of(complete(given, device), device))).page
+
+
+def prepare(
+    pipeline: Pipeline, check: Check | None = None, progress: Callable[[float, str], None] | None = None
+) -> DiagnosticSetup:
+    """Encode the test prompts, and return what :func:`diagnose` measures.
+
+    Args:
+        pipeline: Loaded model with a drafter.
+        check: Cancellation callback. It raises an exception to stop.
+        progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
+    """
+    return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
 class Report(NamedTuple):
@@ -95,12 +105,12 @@ def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     pytorch = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
-        memory = f"{memory_limit().bytes / 2**30:.0f} GB of memory"
+        memory = f"{memory_limit().bytes / 2**30:.0f} GiB of memory"
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{platform.machine()} CPU with {capability}, {os.cpu_count()} cores, {memory}; {pytorch}."
     properties = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
-    memory = f"{properties.total_memory / 2**30:.0f} GB of memory, {free_bytes(device) / 2**30:.1f} free"
+    memory = f"{properties.total_memory / 2**30:.0f} GiB of memory, {free_bytes(device) / 2**30:.1f} free"
     return f"{properties.name}, capability {major}.{minor}, {memory}; {pytorch}, CUDA {torch.version.cuda}."
 
 
@@ -114,7 +124,7 @@ def _model(results: Diagnostics) -> list[str]:
     dtype = str(decoder.dtype).removeprefix("torch.")
     lines = [
         f"{target.family}, {config.num_layers} layers of {config.hidden_size}, {dtype}{stored}: "
-        f"{_num_bytes(decoder) / 2**30:.2f} GB, and {working / 2**30:.2f} GB for an image of {target.length} tokens.",
+        f"{_num_bytes(decoder) / 2**30:.2f} GiB, and {working / 2**30:.2f} GiB for an image of {target.length} tokens.",
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
@@ -162,7 +172,7 @@ def _plain(results: Diagnostics) -> list[str]:
     read = _num_bytes(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / step
     return [
-        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB/s, "
+        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GiB of weights: {rate / 2**30:.3g} GiB/s, "
         f"{rate / results.rate:.0%} of this device's copy rate."
     ]
 
@@ -251,7 +261,7 @@ def _block(results: Diagnostics) -> list[str]:
         f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(subject)}",
         f"{subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GB/s; "
+        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
         f"took {results.seconds:.0f} s",
         *(
             f"{name}: {run.tokens:.2f} tokens, {1000 * run.step:.3g} ms, {same[name]}"

@@ -30,8 +30,8 @@ from ..errors import AdtError, Check, shown
 from ..files import inside, is_device, opened, parse_json, read_text, refuse_links, regular, to_json, write_in, writing
 from ..messages import Message, message
 from ..models.downloads import Download, Published, in_gigabytes, licences, page_of
+from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
-from .checkpoints import find_published, published
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,7 +347,6 @@ def _retried(attempt: Callable[[bool], T], arrived: Callable[[], int], meter: _M
         attempt: Function whose argument is whether to start again at the first byte.
         arrived: Function that returns the number of bytes that have arrived. Only a new maximum is progress, because a
             server may send the same bytes again and again.
-        meter: Callbacks.
     """
     most = arrived()
     failed = 0

@@ -75,7 +75,6 @@ def list_files(repository: str, commit: str, check: Check) -> tuple[str, list[Li
     Args:
         repository: "owner/name".
         commit: Commit hash; "" for the newest commit.
-        check: Cancellation callback.
 
     Raises:
         AdtError: If the server rejects the request, or sends no valid list.
@@ -152,11 +151,8 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
     the server is silent. The last thread then ends after the timeout at the latest.
 
     Args:
-        url: Address.
         headers: Headers to send in addition to the user's token.
-        what: Repository or file to name in error messages.
         repository: "owner/name".
-        check: Cancellation callback.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers

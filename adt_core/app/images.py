@@ -222,7 +222,6 @@ def is_intact(path: Path, size: tuple[int, int]) -> bool:
     """Return whether a PNG has valid checksums and the expected size. Its pixels are not decoded.
 
     Args:
-        path: The PNG.
         size: Width and height in pixels.
     """
     try:
@@ -237,7 +236,6 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     """Return the pixels of a PNG, or None if the file is damaged or the image has another size.
 
     Args:
-        path: The PNG.
         size: Width and height in pixels.
 
     Returns:
@@ -297,7 +295,6 @@ def check_writable(path: Path, option: str) -> None:
     """Check that a file can be written. The check creates no file.
 
     Args:
-        path: Path of the file.
         option: Name of the option with this path, for the error message.
 
     Raises:

@@ -12,21 +12,22 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..drafters.eagle_files import describe, refuse_eagle3
+from ..drafters.eagle_files import describe
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
+from ..engine.request import Request
 from ..errors import AdtError
 from ..models.config import DecoderConfig
-from ..models.load import family_of
+from ..models.load import family_of, open_checkpoint
 from ..models.quantised import quantise
 from ..models.reading.checkpoint import CONFIG, TOKENIZER, Checkpoint
 from ..models.reading.entries import Entry, missing_tensors
 from ..models.reading.paths import resolve
 from ..models.target import EncodedPrompt, Target
+from ..models.unsupported import refuse_eagle3, refuse_kind
 from ..policies import Drafting
+from ..recipe import Recipe
 from ..settings import BUNDLED, Sampling
-from . import unsupported
-from .checkpoints import open_checkpoint
 
 _STORED = {
     "float32": (torch.float32, None),
@@ -88,7 +89,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
         Three values: the description, the `Entry` of each parameter, and the name prefixes of tensors that loading
         ignores. An `Entry` names the tensors of the checkpoint from which a parameter is loaded.
     """
-    unsupported.refuse_kind(checkpoint)
+    refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
@@ -131,14 +132,8 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
     if weights is not None:
         quantise(variant.decoder, weights)
     rows = [EncodedPrompt([0] * _PROMPT_TOKENS)]
-    decoding = Decoding(
-        variant,
-        rows,
-        negatives=rows,
-        sampling=Sampling(guidance=2.0),
-        drafting=Drafting("auto"),
-        drafter=JacobiDrafter(),
-    )
+    recipe = Recipe(Sampling(guidance=2.0), Drafting("auto"))
+    decoding = Decoding(Request.of(variant, recipe, rows, JacobiDrafter(), negatives=rows))
     stored = sum(part.numel() * part.element_size() for part in variant.decoder.state_dict().values())
     return stored + 4 * _size(target.codec) + dtype.itemsize * _size(target.text_encoder) + decoding.memory_required()
 

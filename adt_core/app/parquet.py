@@ -15,7 +15,6 @@ def read_columns(path: Path, needed: Sequence[str], known: Sequence[str]) -> dic
     """Return columns of a Parquet table by their names in lower case. Other columns are not read.
 
     Args:
-        path: The table.
         needed: Names of columns, of which the first that exists is returned.
         known: Names of further columns, which are returned if they exist.
 

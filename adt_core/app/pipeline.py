@@ -13,31 +13,38 @@ method, as on the command line and in the nodes.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from ..drafters import JACOBI
+from ..drafters import JACOBI, Drafter, load_drafter
 from ..engine.decoding import Decoding
-from ..engine.job import Job
+from ..engine.request import Request
 from ..errors import AdtError, Check, command, shown
 from ..files import write
-from ..models.target import Target
+from ..models.load import find_published, load_target
+from ..models.target import EncodedPrompt, Target, suffixed
 from ..recipe import BUNDLED, Loading, Recipe
 from ..trace import Trace
-from .checkpoints import find_published, load_drafter
+from ..version import VERSION
+from .defaults import choose_device, complete
 from .download import default_folder
 from .images import open_image, to_png, to_rgb, to_uint8
-from .jobs import conditions, new_decoding, rounds, split
-from .loading import choose_device, complete, open_target
 from .png_settings import read_values
 
+PART_FACTOR = 8
+"""Maximum number of prompts in one decoding, as a multiple of the prompts that are decoded at the same time.
+
+With a larger factor, all batch slots are in use for a larger share of the time, but the decoding needs more memory."""
 FIXED = ("model", "drafter", *Loading.fields())
 """Options that :meth:`Pipeline.load` determines."""
 
@@ -93,25 +100,22 @@ class Step(NamedTuple):
     preview: Callable[[], dict[int, Image.Image]]
 
 
+@dataclass(frozen=True)
 class Pipeline:
-    """A loaded model with a drafter. Use :meth:`load` to make one.
+    """Loaded models, and the settings of the images to generate. Use :meth:`load` to make one.
 
     Attributes:
-        target: Model that generates the images.
+        target: Model that generates the images, with its codec.
+        recipe: Settings of the images.
+        drafter: Drafter; None for plain decoding.
+        given: Settings that the user has chosen, by option name; the others follow from them. None for all settings of
+            `recipe`.
     """
 
-    def __init__(self, target: Target, given: Mapping[str, Any], device: str):
-        """Keep a loaded target and the settings that all images have in common.
-
-        Args:
-            target: Loaded target.
-            given: Settings by option name. The option `drafter` names the drafter; it is loaded at the first use.
-            device: "auto", "cpu" or "cuda", for the defaults of the settings.
-        """
-        self.target = target
-        self._given = dict(given)
-        self._device = device
-        self._drafters: dict[str, Any] = {}
+    target: Target
+    recipe: Recipe = Recipe()
+    drafter: Drafter | None = None
+    given: Mapping[str, Any] | None = None
 
     @classmethod
     def load(
@@ -141,8 +145,26 @@ class Pipeline:
         _check_names(loading, Loading.fields())
         given = {"model": find_model(model), "drafter": drafter and str(drafter), "dtype": dtype, "weights": weights}
         given = {name: value for name, value in {**loading, **given}.items() if value is not None}
-        recipe = complete(given, device)
-        return cls(open_target(recipe.loading, choose_device(device)), given, device)
+        return replace(cls.of(complete(given, device), device), given=given)
+
+    @classmethod
+    def of(cls, recipe: Recipe, device: str) -> Pipeline:
+        """Load the models of a complete recipe.
+
+        Args:
+            recipe: The recipe.
+            device: As in :meth:`load`.
+
+        Raises:
+            AdtError: If a model can't be read.
+        """
+        loading = recipe.loading
+        dtype = getattr(torch, loading.dtype)
+        exact = loading.exact == "on"
+        target = load_target(loading.model, choose_device(device), dtype, weights=loading.weights, exact=exact)
+        target = target.sized(*loading.size) if loading.size else target
+        needs_drafter = recipe.drafting.policy.needs_drafter
+        return cls(target, recipe, load_drafter(recipe.drafter or JACOBI, target) if needs_drafter else None)
 
     @classmethod
     def from_png(cls, path: str | Path, device: str = "auto", **paths: str | Path) -> Result:
@@ -159,9 +181,28 @@ class Pipeline:
         """
         _check_names(paths, ("model", "drafter"))
         saved = {**read_values(Path(path), paths), **{name: str(value) for name, value in paths.items()}}
-        prompt = saved.pop("prompt")
-        target = open_target(complete(saved, device).loading, choose_device(device))
-        return cls(target, saved, device).generate(prompt)
+        return cls.of(complete(saved, device), device).generate(saved["prompt"])
+
+    def with_options(self, **options: Any) -> Pipeline:
+        """Return a pipeline with the same models and other settings.
+
+        Args:
+            **options: Options of a recipe by name, such as ``seed=1`` or ``method="adt-tree"``. docs/command_line.md
+                lists them.
+
+        Raises:
+            AdtError: If an option is unknown or not valid.
+        """
+        if not options:
+            return self
+        fixed = [name for name in options if name in FIXED]
+        if fixed:
+            raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
+        _check_names(options, set(Recipe.names()) - set(FIXED))
+        given = {**(self.recipe.flat() if self.given is None else self.given), **options}
+        recipe = complete(given, self.target.decoder.embedding.device.type)
+        recipe.drafting.check_options(options)
+        return replace(self, recipe=recipe, given=given)
 
     @overload
     def generate(self, prompt: str, batch_size: int | None = None, check: Check | None = None, **options) -> Result: ...
@@ -177,8 +218,7 @@ class Pipeline:
             batch_size: Maximum number of images that are decoded at the same time. The default is 1, because drafting
                 saves most time with one image.
             check: Cancellation callback. It is called often, and raises an exception to stop.
-            **options: Options of a recipe by name, such as ``seed=1`` or ``method="adt-tree"``. docs/command_line.md
-                lists them.
+            **options: As in :meth:`with_options`.
 
         Returns:
             The result of a text, or the results of a list of texts, in the same order.
@@ -197,51 +237,116 @@ class Pipeline:
     ) -> Generator[Step, None, None]:
         """Generate one image for each text, and yield a step after every round. It can be closed at any time.
 
-        Args:
-            prompts: List of texts.
-            batch_size: As in :meth:`generate`.
-            check: As in :meth:`generate`.
-            **options: As in :meth:`generate`.
+        The arguments are those of :meth:`generate`.
 
         Raises:
             AdtError: As in :meth:`generate`. It is raised before the first step.
         """
         if isinstance(prompts, str):
             raise AdtError(f"`prompts` is the text {shown(prompts)}, but a list of texts was expected; put it in [].")
-        job = self.job(**options)
-        job.check(prompts)
+        pipeline = self.with_options(**options)
+        pipeline.check(prompts)
         at_once = 1 if batch_size is None else batch_size
         if at_once < 1:
             raise AdtError(f"`batch_size` is {shown(batch_size)}; it must be 1 or more.")
         total = len(prompts) * self.target.length
-        before = 0
         for part in split(len(prompts), at_once):
             texts = [prompts[index] for index in part]
-            indices = [job.recipe.image_index] * len(texts)
-            decoding = new_decoding(job, texts, indices, min(at_once, len(texts)), check=check)
-            for finished in rounds(decoding):
-                results = {part[image]: _result(job, decoding, texts, image) for image in finished}
-                yield Step(before + decoding.done_tokens, total, results, partial(_previews, job, decoding, part))
-            before += len(texts) * self.target.length
+            decoding = pipeline.decoding(texts, at_once=min(at_once, len(texts)), check=check)
+            before = part.start * self.target.length
+            with closing(decoding.finished()) as running:
+                for finished in running:
+                    results = {part[image]: pipeline.result(decoding, image, texts[image]) for image in finished}
+                    previews = partial(_previews, pipeline, decoding, part)
+                    yield Step(before + decoding.done_tokens, total, results, previews)
 
-    def job(self, **options: Any) -> Job:
-        """Return the recipe that options describe, with the loaded models.
+    def check(self, prompts: Sequence[str]) -> list[str]:
+        """Raise AdtError if a prompt or the negative prompt is empty or too long. Return remarks for the user."""
+        notes = []
+        for number, prompt in enumerate(prompts, start=1):
+            try:
+                notes.append(self.check_prompt(prompt))
+            except AdtError as error:
+                if len(prompts) == 1:
+                    raise
+                where = f"number {number} of {len(prompts)}, {shown(prompt)}"
+                raise AdtError(f"`prompts`: {where}: {error.template}") from error
+        if self.recipe.negative.strip():
+            self.target.check_prompt(self.recipe.negative)
+        return list(filter(None, notes))
+
+    def check_prompt(self, prompt: str) -> str:
+        """Raise AdtError if a prompt is empty or too long. Return a remark for the user, or ""."""
+        return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
+
+    def encode(self, prompts: Sequence[str]) -> list[EncodedPrompt]:
+        """Encode prompts with the recipe's suffix. Equal prompts are encoded only once."""
+        rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
+        return [rows[prompt] for prompt in prompts]
+
+    def decoding(
+        self,
+        prompts: Sequence[str],
+        image_indices: Sequence[int] | None = None,
+        at_once: int | None = None,
+        prefix: Tensor | None = None,
+        check: Check | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> Decoding:
+        """Return a decoding of one image per prompt. No round is decoded yet.
 
         Args:
-            **options: As in :meth:`generate`.
+            prompts: Prompt of each image, without the recipe's suffix.
+            image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
+                same prompt and seed differ only if their indices differ.
+            at_once: Maximum number of images that are decoded at the same time (default: all).
+            prefix: Codes [images, P] of the first P cells, which are not generated (default: the recipe's).
+            check: Cancellation callback. It is called often, and raises an exception to stop.
+            seeds: Seed of each image (default: the recipe's).
 
         Raises:
-            AdtError: If an option is unknown or not valid.
+            AdtError: If a prompt is empty or too long, or settings contradict each other.
         """
-        fixed = [name for name in options if name in FIXED]
-        if fixed:
-            raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
-        _check_names(options, set(Recipe.names()) - set(FIXED))
-        recipe = complete({**self._given, **options}, self._device, strict=bool(options))
-        name = recipe.drafter or JACOBI
-        if recipe.drafting.policy.needs_drafter and name not in self._drafters:
-            self._drafters[name] = load_drafter(name, self.target)
-        return Job(self.target, recipe, self._drafters[name] if recipe.drafting.policy.needs_drafter else None)
+        recipe = self.recipe
+        negative = self.target.encode_prompt(recipe.negative) if recipe.negative.strip() else None
+        request = Request.of(
+            self.target,
+            recipe,
+            self.encode(prompts),
+            self.drafter if recipe.drafting.policy.needs_drafter else None,
+            negatives=[negative] * len(prompts) if negative is not None else None,
+            image_indices=image_indices if image_indices is not None else [recipe.image_index] * len(prompts),
+            seeds=seeds,
+            prefix=prefix if prefix is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
+            check=check,
+        )
+        return Decoding(request, at_once)
+
+    def result(self, decoding: Decoding, image: int, prompt: str, **more: Any) -> Result:
+        """Return the result of a finished image of a decoding. `more` are further entries for the PNG's metadata."""
+        codes = decoding.grid_codes()[image]
+        seed, index = decoding.request.keys[image]
+        settings = {**self.settings(prompt, index, decoding.conditions(image)), "seed": seed, **more}
+        png = to_png(self.target.pixels(codes[None], decoding.request.check)[0], settings)
+        return Result(prompt, codes, decoding.trace.subset([image]), png)
+
+    def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
+        """Return the metadata of an image's PNG, as plain JSON types.
+
+        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the device that
+        generates the noise. The other values are information for users. `conditions` is the result of
+        `Decoding.conditions`.
+        """
+        return {
+            "prompt": prompt,
+            **self.recipe.as_loaded(self.target.loaded).flat(),
+            "model_name": self.target.name,
+            "device": self.target.decoder.embedding.device.type,
+            "image_index": image_index,
+            "image_tokens": self.target.length,
+            **conditions,
+            "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
+        }
 
 
 def find_model(model: str | Path) -> str:
@@ -273,19 +378,31 @@ def _check_names(given: Mapping[str, Any], valid: Iterable[str]) -> None:
         raise AdtError(f"There is no option {shown(unknown[0])}; use one of {names}.")
 
 
-def _result(job: Job, decoding: Decoding, prompts: Sequence[str], image: int) -> Result:
-    """Return the result of a finished image. `prompts` are the prompts of the decoding."""
-    codes = decoding.grid_codes()[[image]]
-    settings = job.settings(prompts[image], job.recipe.image_index, conditions(decoding, image))
-    trace = decoding.trace.subset([image])
-    return Result(prompts[image], codes[0], trace, to_png(job.pixels(codes)[0], settings))
+def split(images: int, at_once: int, workers: int = 1, factor: int = PART_FACTOR) -> list[range]:
+    """Divide images into parts. Each part becomes one decoding, so the memory of a decoding is bounded.
+
+    For example, 20 images with `at_once=2` are divided into two parts: images 0 to 15, and images 16 to 19.
+
+    Args:
+        images: Number of images.
+        at_once: Maximum number of images that are decoded at the same time. Within a part, the next image takes the
+            batch slot of a finished image.
+        workers: Number of workers that share the parts. Each worker gets at least one part if there are enough images.
+        factor: Maximum size of a part, as a multiple of `at_once`.
+
+    Returns:
+        For each part, the indices of its images.
+    """
+    share = math.ceil(images / max(workers, 1))
+    size = 1 if at_once == 1 else max(1, min(factor * at_once, share))
+    return [range(images)[first : first + size] for first in range(0, images, size)]
 
 
-def _previews(job: Job, decoding: Decoding, part: range) -> dict[int, Image.Image]:
+def _previews(pipeline: Pipeline, decoding: Decoding, part: range) -> dict[int, Image.Image]:
     """Return the unfinished images of a decoding. Cells without a token have the code 0 and are grey.
 
     Args:
-        job: Job of the decoding.
+        pipeline: Pipeline of the decoding.
         decoding: Decoding between two rounds.
         part: Index of each image of the decoding among all images.
     """
@@ -293,7 +410,7 @@ def _previews(job: Job, decoding: Decoding, part: range) -> dict[int, Image.Imag
     found = {}
     for image in decoding.active:
         missing = codes[image] < 0
-        pixels = job.pixels(codes[[image]].clamp_min(0))[0]
+        pixels = pipeline.target.pixels(codes[[image]].clamp_min(0))[0]
         hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[1:])[0, 0] > 0
         found[part[image]] = Image.fromarray(to_uint8(pixels.masked_fill(hidden.to(pixels.device), 0.0)))
     return found

@@ -15,8 +15,8 @@ from ..recipe import BUNDLED, Recipe
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from .args import InputArgs
+from .defaults import choose_device
 from .images import read_settings
-from .loading import choose_device
 
 PATHS = "model", "drafter"
 """Settings whose values are paths."""
@@ -26,7 +26,6 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the prompt and the recipe's settings in a PNG, by option name. Null values are omitted.
 
     Args:
-        path: The PNG.
         given: Options that the user has set. They must include `model` if the PNG names a model that is not part of
             this pack, and `drafter` if the PNG names a drafter that is not part of this pack.
 
@@ -41,35 +40,19 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         if (name == "prompt" or name in values) and not option.accepts(value):
             raise AdtError(f"{path} has {name} {shown(value)}, which is not valid; generate a new image instead.")
     if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
-        _check_noise_device(path, saved.get("noise_device"), str(given.get("device", "auto")))
+        # The noise of the model's original script depends on the device.
+        here = noise_device(choose_device(str(given.get("device", "auto"))))
+        if saved.get("noise_device") != here:
+            raise AdtError(
+                f"{path} was made with the upstream noise of {shown(saved.get('noise_device'))}, but `device` {here} "
+                "makes other noise; use the same device, or choose `noise` own for another image."
+            )
     for name in PATHS:
         value = values.get(name)
-        if name not in given and not _is_bundled(value):
+        needs_no_files = value in (None, BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS)
+        if name not in given and not needs_no_files:
             raise AdtError(
                 f"{path} names the {name} {shown(value, 300)}, which is not opened, as anybody may have written it; "
                 f"if you trust it, add `{name}` with that path."
             )
     return values
-
-
-def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
-    """Raise AdtError if the device in the PNG and the chosen device generate different upstream noise.
-
-    Upstream noise is the noise of the model's original script. It depends on the device.
-
-    Args:
-        path: The PNG.
-        saved: Device that the PNG names.
-        chosen: Value of the option `device`.
-    """
-    here = noise_device(choose_device(chosen))
-    if saved != here:
-        raise AdtError(
-            f"{path} was made with the upstream noise of {shown(saved)}, but `device` {here} makes other noise; "
-            "use the same device, or choose `noise` own for another image."
-        )
-
-
-def _is_bundled(value: object) -> bool:
-    """Return whether a model or drafter needs no files from outside of the pack."""
-    return value in (None, BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS)

@@ -95,7 +95,6 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
 
     Args:
-        path: The file.
         caption: Which captions of an MS-COCO image to return. "first" and "longest" return one caption per image, with
             the id of the image. "all" returns all captions, each with the id of the caption.
 
@@ -168,10 +167,8 @@ def select(
     """Return a selection of the prompts.
 
     Args:
-        prompts: Prompts of a list.
         filter: Text that a selected prompt must contain. The case of letters is ignored.
         shuffle_seed: Seed of the random order. 0 keeps the order of the list.
-        start_index: Number of prompts to skip at the beginning.
         count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
@@ -240,7 +237,6 @@ def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
     """Return a random sample of the items, in random order.
 
     Args:
-        prompts: Prompts or other items.
         count: Maximum size of the sample.
         seed: Seed of the selection and the order.
     """
@@ -290,7 +286,6 @@ def _entry(value: Any, where: str, number: int) -> PromptEntry:
 
     Args:
         value: The value. In an object, names of keys may be in upper or lower case.
-        where: Place of the value in the file, for error messages.
         number: Id of a prompt without an id.
 
     Raises:
@@ -356,7 +351,6 @@ def _seed(value: Any, where: str) -> int | None:
     Args:
         value: A whole number, or text of a whole number, such as "42.0", "1.2E+5" or "1,234": spreadsheet programs and
             pandas write seeds like this. None and "" mean that there is no seed.
-        where: Place of the value in the file, for error messages.
 
     Raises:
         ValueError: If the value is anything else.

@@ -24,7 +24,6 @@ def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
     """Return whether a value is a dictionary that contains a valid value for every required statistic.
 
     Args:
-        value: Value from a file.
         names: Names of the required statistics, such as "seconds".
     """
     return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)

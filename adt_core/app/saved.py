@@ -13,7 +13,7 @@ from ..errors import AdtError, shown
 from .images import read_settings
 
 SETTINGS_KEY = "settings_key"
-"""Name of the digest of all settings that determine an image, except prompt and seed (`batch_folder.job_key`)."""
+"""Name of the digest of all settings that determine an image, except prompt and seed (`batch_folder.settings_key`)."""
 CAPTION = "caption"
 """Name of the complete prompt, in the PNG of an image whose prompt was truncated."""
 
@@ -22,7 +22,6 @@ def read_saved(path: Path, expected: Mapping[str, Any]) -> tuple[dict, str]:
     """Read the settings in a PNG, and compare them with those of an image.
 
     Args:
-        path: The PNG.
         expected: Settings that the image must have. "prompt" is the complete prompt, if it was truncated.
 
     Returns:
@@ -39,7 +38,6 @@ def difference(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Return the first difference between saved and expected settings in words, or "" if there is none.
 
     Args:
-        saved: Settings of a saved image.
         expected: As in `read_saved`.
     """
     found = {**saved, "prompt": saved.get(CAPTION, saved.get("prompt"))}

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from ..files import LARGEST_LIST, parse_json, read_text
 from ..messages import Message, join, message
 from ..models.target import Target, Words
 
-_WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
 _MAX_WORDS = 10
 """Maximum number of unknown words that a warning lists."""
 _MAX_WORD_LENGTH = 20
@@ -39,17 +36,11 @@ Two counts are treated as equal if the smaller count divided by the larger count
 rounded to complete grid cells, so images with different aspect ratios have slightly different counts."""
 
 
-def bundled_vocabulary() -> Words:
-    """Return the words in the training captions of the bundled model."""
-    return Words(**{kind: frozenset(words) for kind, words in parse_json(read_text(_WORDS, LARGEST_LIST)).items()})
-
-
 def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     """Return a warning about the image size and the prompts of a run, or "" if the model was trained for them.
 
     Args:
         target: Target whose grid has the image size of the run.
-        prompts: Prompts of the run.
     """
     return join((_prompt_warning(target, prompts), _size_warning(target)))
 

@@ -35,7 +35,6 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
     Args:
         check: Function that returns a remark on a prompt, or "". It raises AdtError if the model cannot read the
             prompt.
-        prompt: The prompt.
         mode: One of `INVALID_MODES`.
 
     Returns:
@@ -60,7 +59,6 @@ def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
 
     Args:
         error: Error that the check of the complete prompt has raised.
-        kept: Number of characters that remain.
         length: Number of characters of the complete prompt.
     """
     if error.tokens is None:
@@ -91,7 +89,6 @@ def _longest_prefix(check: Callable[[str], str], prompt: str, ends: Sequence[int
 
     Args:
         check: As in `fit_prompt`.
-        prompt: The prompt.
         ends: Possible lengths of the result in characters, in increasing order.
     """
     count = bisect_left(ends, True, key=lambda end: not _fits(check, prompt[:end]))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import psutil
 
+from ..app.pipeline import Pipeline
 from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, free_bytes, required_bytes
-from ..engine.job import Job
-from ..engine.request import Request
 from ..errors import AdtError
 
 CPU_BATCH_SIZE = 8
@@ -17,32 +16,31 @@ GPU_BATCH_SIZE = 32
 """Largest default on a GPU."""
 
 
-def default_batch_size(job: Job, prompts: Sequence[str], processes: int = 1) -> int:
+def default_batch_size(pipeline: Pipeline, prompts: Sequence[str], processes: int = 1) -> int:
     """Return the largest power of two that fits into the free memory, up to the largest default of the device.
 
     Args:
-        job: Loaded models and recipe.
         prompts: Prompts of the list. The longest one that the model can read determines the memory per image.
         processes: Number of processes that share the memory.
     """
-    prompt = _longest(job, prompts)
-    device = job.target.decoder.embedding.device
+    prompt = _longest(pipeline, prompts)
+    device = pipeline.target.decoder.embedding.device
     is_cpu = device.type == "cpu"
     free = MEMORY_SHARE * (psutil.virtual_memory().available / processes if is_cpu else free_bytes(device))
     size = CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE
     while size > 1 and prompt is not None:
-        request = Request.of(job, [prompt] * (2 * size))
+        request = pipeline.decoding([prompt] * (2 * size)).request
         if required_bytes(request, size) <= free and not cpu_memory_shortage(request, size):
             break
         size //= 2
     return size
 
 
-def _longest(job: Job, prompts: Sequence[str]) -> str | None:
+def _longest(pipeline: Pipeline, prompts: Sequence[str]) -> str | None:
     """Return the longest of the first prompts that the model can read, or None."""
     for prompt in sorted(prompts[:1000], key=len, reverse=True):
         try:
-            job.check_prompt(prompt)
+            pipeline.check_prompt(prompt)
         except AdtError:
             continue
         return prompt

@@ -17,10 +17,11 @@ from time import perf_counter
 from typing import Any
 
 from ..app import continuation, workers
-from ..app.args import WEBDATASET, GenerateArgs
+from ..app.args import WEBDATASET, GenerateArgs, given_paths
+from ..app.checkpoints import model_files
+from ..app.defaults import choose_device, complete
 from ..app.images import check_outputs
-from ..app.jobs import PART_FACTOR, split
-from ..app.loading import choose_device, complete, given_paths, model_files
+from ..app.pipeline import PART_FACTOR, split
 from ..app.prompts import PromptEntry, blank_note, non_blank, read_all
 from ..app.truncation import RAISE
 from ..drafters import JACOBI
@@ -48,7 +49,9 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     """
     files = args.files
     inputs = args.inputs
-    recipe = complete(args.given, args.device, strict=inputs.from_png is None)
+    recipe = complete(args.given, args.device)
+    if inputs.from_png is None:  # a PNG may contain options that the chosen method does not use
+        recipe.drafting.check_options(args.given)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
     continuation.check_args(args.image_to_image)

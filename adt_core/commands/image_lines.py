@@ -39,8 +39,6 @@ class ImageLines:
         """Find the files. A run that does not resume deletes the lines of earlier runs.
 
         Args:
-            path: File that the user has named.
-            images: Images of the run.
             identity: Function from the number of an image to the entries that its lines must have to be valid.
         """
         number, count = images.shard

@@ -16,7 +16,8 @@ class ImageIdentity(NamedTuple):
     """Properties of an image by which a run recognises it.
 
     Attributes:
-        key: Digest of all settings that determine the images of the run, apart from prompts (`batch_folder.job_key`).
+        key: Digest of all settings that determine the images of the run, apart from prompts
+            (`batch_folder.settings_key`).
         seed: Seed of the run.
         size: Width and height in pixels.
         settings: Settings of the recipe, to explain a different digest.
@@ -36,7 +37,6 @@ class ImageIdentity(NamedTuple):
         """Return why an image differs. If only the digests differ, name a setting.
 
         Args:
-            saved: Settings of the saved image.
             problem: Result of `saved.difference`.
         """
         if SETTINGS_KEY not in problem:
@@ -51,7 +51,6 @@ class PngFolder:
         """Make a folder, without writing anything.
 
         Args:
-            images: Images of the run.
             identity: Properties by which the images are recognised.
             overwrite: Whether to replace other files that have the name of an image.
         """
@@ -85,8 +84,6 @@ class PngFolder:
         """Write an image.
 
         Args:
-            number: Number of the image.
-            png: Content of the PNG.
             codes: Codebook indices, row by row.
 
         Raises:

@@ -24,10 +24,7 @@ class RunProgress:
         """Start the clock.
 
         Args:
-            images: Number of images to generate.
-            tokens_per_image: Number of tokens to decode for each image.
             is_list: Whether to show the number of images and their rate, as for a list of prompts.
-            present: Number of images that exist already.
         """
         self.done = 0
         self.left_out = 0

@@ -1,8 +1,7 @@
 """Base classes of drafters.
 
 A :class:`Drafter` is loaded once. For each batch of images, it makes a :class:`Proposer`. The proposer stores the state
-of these images and proposes their draft trees. The *root* of a tree is the last decided token of the image. A *draft*
-is any other node of the tree.
+of these images and proposes their draft trees. :mod:`..rules.tree` defines the terms root and draft.
 
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n prompt tokens per row; h is the
 length of a feature vector; N drafts per tree (N + 1 nodes with the root); D levels below the root; V codes. `z` are the
@@ -142,9 +141,7 @@ class Proposer:
     proposer, or any object with the methods `select`, `admit` and `state`. When images enter or leave the batch, this
     base class updates all these attributes. Images share no state, so an image gets the same trees in every batch.
 
-    A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device.
-    First, tensor sizes depend only on the shapes and on `context.size`. Second, no operation waits for the device.
-    Third, the tensors of the state are changed in place.
+    `propose`, `on_verified` and `on_plain_round` follow the three rules of captured code (:mod:`..engine.round`).
 
     Attributes:
         by_image: Names of the attributes with one entry per image.
@@ -185,7 +182,6 @@ class Proposer:
         """Update the state after a plain round.
 
         Args:
-            roots: Roots of the step.
             codes: [B], the code that was decided after each root.
             z: [B, 1, V], processed logits from which the codes were sampled.
         """
@@ -195,7 +191,6 @@ class Proposer:
 
         Args:
             slots: [b], indices of the slots to keep.
-            rows: Prompt rows of the kept slots.
         """
         for name, index in self._indexed_state(slots, self.rows):
             part = getattr(self, name)
@@ -276,7 +271,6 @@ class Drafter:
 
         Args:
             context: Data of the request that drafters may use.
-            rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
 
         Raises:
@@ -296,8 +290,6 @@ class Drafter:
         """Return the bytes of the large parts of a proposer's state: its KV cache and its tables of features.
 
         Args:
-            rows: Number of rows of the transformer's batch.
-            cache_length: Number of positions of the KV cache.
             itemsize: Bytes of one number in the model's dtype.
         """
         return 0

@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..rules.sampling import is_finite
@@ -50,26 +49,27 @@ def spine_and_branches(
         budgets: [B, 1], maximum number of drafts of each image; None if it is `drafts` for every image.
     """
     length = log_p.shape[1]
-    spine = F.pad(log_p[..., 0].cumsum(1), (1, 0))
+    spine = torch.cat([log_p.new_zeros(len(log_p), 1), log_p[..., 0].cumsum(1)], 1)
     branch_budgets = None if budgets is None else budgets + 1 - is_finite(spine).sum(1, keepdim=True)
     best_scores, best = _best_branches(log_p, spine, drafts - length, branch_budgets)
     scores = torch.cat([spine, best_scores], 1)
     valid = is_finite(scores)
     # The spine's nodes get (i, r, m) = (0, 1, 1): the base is 0, and they are not the first node of a branch.
-    base, rank, m = _branch_of(F.pad(best, (length + 1, 0), value=1), log_p.shape[2] - 1)
+    branches = torch.cat([best.new_ones(len(best), length + 1), best], 1)
+    base, rank, m = _branch_of(branches, log_p.shape[2] - 1)
     numbers = torch.arange(scores.shape[1], device=tokens.device)
     run = torch.where(numbers <= length, numbers, m + 1)
     is_first = m == 0
     other = candidates.flatten(1).gather(1, base * candidates.shape[2] + rank)
     codes = torch.where(is_first, other, tokens.gather(1, (base + run).clamp_max(length)))
-    is_node = valid.long()
-    base = base * is_node
-    run = run * is_node
+    zero = base[:, :1]  # the base of the root
+    base = torch.where(valid, base, zero)
+    run = torch.where(valid, run, zero)
     return DraftTree(
         tokens=codes,
         parents=torch.where(run > 1, numbers - 1, base),
         depths=base + run,
-        ranks=rank * is_first,
+        ranks=torch.where(is_first, rank, zero),
         scores=scores,
         valid=valid,
         ancestors=_run_ancestors(numbers, base, run),
@@ -117,7 +117,8 @@ def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
     #     carried[1] = ends[1] / 0.45 = [1, 0.8, 0, 0, 0]       probability of the next m tokens of the spine
     #     scores[1]  = spine[1] * 0.4 * carried[1] = [0.36, 0.288, 0, 0, 0]
     cumulative = spine[:, 1:]
-    ends = F.pad(cumulative, (0, LONGEST_RETURN), value=-math.inf).unfold(1, LONGEST_RETURN + 1, 1)
+    after = cumulative.new_full((len(cumulative), LONGEST_RETURN), -math.inf)
+    ends = torch.cat([cumulative, after], 1).unfold(1, LONGEST_RETURN + 1, 1)
     carried = ends - cumulative[..., None]
     scores = spine[:, :-1, None, None] + log_p[..., 1:, None] + carried[:, :, None]
     return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
@@ -144,7 +145,6 @@ def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | N
     Args:
         log_p: [B, M, k], log-probabilities of the candidates, the spine's first.
         spine: [B, M + 1], as for :func:`branch_scores`.
-        count: Number of branch nodes to choose.
         budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
 
     Returns:

@@ -76,7 +76,6 @@ class Calibration:
         """Start from the initial estimates.
 
         Args:
-            images: Number of images.
             like: Tensor whose dtype and device are used.
         """
         self._temperature = like.new_tensor(INITIAL_TEMPERATURES + (1.0,) * CLASSES).repeat(images, 1)
@@ -122,8 +121,6 @@ class Calibration:
         from the wrong token.
 
         Args:
-            forecast: Predictions for the positions of the spine.
-            verified: The verified tree.
             is_decided: [B, n] bool, whether each of the first n codes after the root is decided.
         """
         if forecast is None:
@@ -147,7 +144,8 @@ class Calibration:
             hit: [B, k, m], 1 if the most probable candidate was correct, else 0.
             predicted: [B, k, m], estimated probability that this candidate is correct.
         """
-        values = torch.stack([predicted - hit, hit, torch.ones_like(hit)], 1)[:, :, :, None]  # [B, 3, k, 1, m]
+        images, kinds, m = hit.shape
+        values = torch.cat([predicted - hit, hit, torch.ones_like(hit)], 1).view(images, 3, kinds, 1, m)
         # Sum over a mask, because index_add is not deterministic for floating-point numbers on a GPU.
         sums = torch.where(of_class[:, None, None], values, self._zero).sum(-1).flatten(2)  # [B, 3, k * CLASSES]
         learned = slice(sums.shape[2])
@@ -163,3 +161,11 @@ def _class_bounds(device: torch.device) -> Tensor:
 def freshness_classes(freshness: Tensor) -> Tensor:
     """Return the class for each freshness, in the same shape. Example: UNREAD, 1, 6 and UNCHANGED give 0, 1, 5, 7."""
     return torch.bucketize(freshness, _class_bounds(freshness.device), right=True)
+
+
+def has_poor_feature(freshness: Tensor) -> Tensor:
+    """Return whether the target's feature is of little use, a bool for each freshness, in the same shape.
+
+    This holds for positions directly after a changed token, and for positions that the target has not read yet.
+    """
+    return freshness <= 1  # 1 or UNREAD

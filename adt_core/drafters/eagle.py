@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
 from ..models.layers import Decoder, Layer, LayerContext, product, without_cudnn
-from ..models.rotary import Rope, rope_tables
+from ..models.rotary import rope_tables
 from ..models.rows import AttentionMetadata, BatchRows, Roots
 from ..models.target import grammar_at, guidance_at
 from ..policies import Context, Shape
@@ -72,7 +72,6 @@ class EagleDrafter(nn.Module, Drafter):
         """Make the network with uninitialised weights.
 
         Args:
-            config: Sizes of the decoder layer.
             input_norm: Whether the layer has a norm before the attention.
         """
         super().__init__()
@@ -86,25 +85,23 @@ class EagleDrafter(nn.Module, Drafter):
     def network(self) -> nn.Module:
         return self
 
-    def forward(self, ids: Tensor, features: Tensor, step: AttentionMetadata, cache: KVCache, rope: Rope) -> Tensor:
+    def forward(self, ids: Tensor, features: Tensor, context: LayerContext, cache: KVCache) -> Tensor:
         """Predict the next features.
 
         Args:
             ids: [R, n], token id of each pair.
             features: [R, n, h], feature of each pair.
-            step: Positions and attention mask.
             cache: KV cache of the drafter. The keys and values of the pairs are written to it.
-            rope: Tables of the rotary position embedding.
 
         Returns:
             [R, n, h], predicted features.
         """
         # An index needs fewer operations than `embedding`, whose gradient is faster.
         embedded = F.embedding(ids, self.embedding) if torch.is_grad_enabled() else self.embedding[ids]
-        x = torch.cat([embedded, features.to(self.embedding.dtype)], -1)
+        x = torch.cat([embedded, features.to(self.embedding.dtype)], -1).flatten(0, 1)
         x = product(x, self.fc) + self.fc_bias
         with without_cudnn():
-            return self.layer(x.flatten(0, 1), LayerContext.of(step, rope, self.config), cache.data[0]).view(x.shape)
+            return self.layer(x, context, cache.data[0]).view(embedded.shape)
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> EagleProposer:
         return EagleProposer(self, context, rows, noise)
@@ -120,7 +117,6 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
     """Return the token ids with which n features are paired.
 
     Args:
-        pairing: Pairing of the drafter.
         ids: [R, n + 1], token ids: the tokens of the n features, then the token that follows these tokens.
         image_ids: [V], token id of each code.
 
@@ -193,46 +189,55 @@ class EagleProposer(Proposer):
         step = self.rows.prefill() if self._sees_padding else prefill.step
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
-        self.root_feature = self._run(ids, prefill.features, step)[:, -1:].clone()
+        self.root_feature = self._run(ids, prefill.features, self._context(step))[:, -1:].clone()
 
     def on_verified(self, verified: Verified) -> None:
         """Read the pairs of the accepted path."""
         tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
         features = self.rows.gather(verified.features, verified.acceptance.path)
-        out = self.read_ahead(tokens, features, self.step_ahead(verified.roots, features.shape[1]))
+        context = self.context_ahead(verified.roots, features.shape[1])
+        out = self.read_ahead(self.paired_codes(tokens), features, context)
         self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
         """Read pairs of decided tokens that the network has not read in earlier rounds.
 
         Args:
-            tokens: [B, m + 1] codes, as for :meth:`read_ahead`.
+            tokens: [B, m + 1] codes, as for :meth:`paired_codes`.
             features: [R, m, h], as for :meth:`read_ahead`.
             first: For each image, the position of its first unread pair. The codes in `first` are not used.
             counts: [B, 1], number of unread pairs of each image, at most m.
         """
-        out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))
+        context = self.context_ahead(first, features.shape[1])
+        out = self.read_ahead(self.paired_codes(tokens), features, context)
         out = self.rows.gather(out, (counts - 1).clamp_min(0))
         has_pairs = self.rows.spread(counts > 0)[..., None]
         self.root_feature.copy_(torch.where(has_pairs, out, self.root_feature))
 
-    def step_ahead(self, roots: Roots, count: int) -> AttentionMetadata:
+    def context_ahead(self, roots: Roots, count: int) -> LayerContext:
         """Return positions and mask of a forward pass over the pairs of `count` successive tokens, the root first."""
-        return self.rows.causal_step(roots, count)
+        return self._context(self.rows.causal_step(roots, count))
 
-    def read_ahead(self, tokens: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
-        """Read pairs of successive tokens.
+    def paired_codes(self, tokens: Tensor) -> Tensor:
+        """Return the codes with which the features of successive tokens are paired, a view [B, m].
 
         Args:
             tokens: [B, m + 1], codes of m successive tokens, then the code of the token after them.
+        """
+        return tokens[:, :-1] if self._drafter.pairing.late else tokens[:, 1:]
+
+    def read_ahead(self, codes: Tensor, features: Tensor, context: LayerContext) -> Tensor:
+        """Read pairs of successive tokens.
+
+        Args:
+            codes: [B, m], result of :meth:`paired_codes` for m successive tokens and the token after them.
             features: [R, m, h], features of the m tokens.
-            step: Result of :meth:`step_ahead` for m tokens.
+            context: Result of :meth:`context_ahead` for m tokens.
 
         Returns:
-            [R, m, h], predicted features of the tokens in `tokens[:, 1:]`.
+            [R, m, h], predicted features of the m tokens that follow the first one.
         """
-        codes = tokens[:, :-1] if self._drafter.pairing.late else tokens[:, 1:]
-        return self._run(self._ids(codes), features, step)
+        return self._run(self._ids(codes), features, context)
 
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
@@ -258,10 +263,11 @@ class EagleProposer(Proposer):
             codes = torch.cat([tree.tokens[:, 1:], acceptance.next_root], 1)
         # A pair attends to the pairs of the parent and of its ancestors, and to itself. The root has no pair.
         lineages = tree.ancestors.gather(1, parents[..., None].expand(-1, -1, tree.size))
-        mask = F.pad(lineages, (-1, 1))
+        # The root is in every lineage, so the negated column of the root is a column of False.
+        mask = torch.cat([lineages[..., 1:], ~lineages[..., :1]], 2)
         mask.diagonal(dim1=1, dim2=2).fill_(True)
         step = self.rows.step(verified.roots, 0, tree.depths.gather(1, parents), mask)
-        out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), step)
+        out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), self._context(step))
         # Pairs to keep in the cache: the pairs of the accepted drafts (the pair of node i has the index i - 1), then
         # the pair of the next root, which is the last pair. In the example: path 0, 1 -> pairs 0, 3.
         path = (acceptance.drafts - 1).clamp_min(0).scatter_(1, acceptance.accepted, tree.size - 1)
@@ -275,9 +281,12 @@ class EagleProposer(Proposer):
         """Return the token ids [R, n] for the codes [B, n] with which n features are paired."""
         return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids.take(codes))
 
-    def _run(self, ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
+    def _context(self, step: AttentionMetadata) -> LayerContext:
+        return LayerContext.of(step, self._rope, self._drafter.config)
+
+    def _run(self, ids: Tensor, features: Tensor, context: LayerContext) -> Tensor:
         self.forwards += 1
-        return self._drafter(ids, features, step, self._cache, self._rope)
+        return self._drafter(ids, features, context, self._cache)
 
     # ---- growing a tree ---------------------------------------------------------------------
 
@@ -287,7 +296,6 @@ class EagleProposer(Proposer):
         Args:
             out: [R, m, h], predicted features of the nodes.
             bias: [B, m or 1, V], result of :meth:`logit_bias` at the positions of the children.
-            width: Number of children of each node.
 
         Returns:
             Scores and codes [B, m, width]. A score is the log-probability of a child: log-softmax of
@@ -326,9 +334,7 @@ class EagleProposer(Proposer):
         """Grow a tree of width 1. This is simpler than `_grow_tree`: no selection of nodes and no mask is needed.
 
         Args:
-            roots: Roots of the trees.
             biases: For each level, noise plus grammar [B, 1, V]; None if there is neither noise nor grammar.
-            growth: Rules that limit the tree.
         """
         out = self.root_feature
         tokens = [roots.codes[:, None]]
@@ -342,7 +348,8 @@ class EagleProposer(Proposer):
             if level == len(biases) or growth.has_ended(total):
                 break
             step = self.rows.step(roots, level - 1, level - 1, None)
-            out = self._run(self._ids(tokens[-2] if self._drafter.pairing.late else tokens[-1]), out, step)
+            codes = tokens[-2] if self._drafter.pairing.late else tokens[-1]
+            out = self._run(self._ids(codes), out, self._context(step))
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, sizes: TreeSizes) -> DraftTree:
@@ -377,7 +384,7 @@ class EagleProposer(Proposer):
             before = fed
             fed = tokens.flatten(1).gather(1, beam)
             codes = before.gather(1, parent) if self._drafter.pairing.late else fed
-            out = self._run(self._ids(codes), self.rows.gather(out, parent), step)
+            out = self._run(self._ids(codes), self.rows.gather(out, parent), self._context(step))
         drafts = self.context.size(pool.usable, min(sizes.drafts, pool.count))
         return pool.rerank(roots.codes, drafts, sizes.budgets)
 

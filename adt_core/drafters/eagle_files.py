@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +9,18 @@ import torch
 
 from ..errors import AdtError, Check
 from ..models.config import DecoderConfig
+from ..models.load import open_checkpoint
 from ..models.reading.checkpoint import Checkpoint
 from ..models.reading.entries import Entry, check_entries, copy_entry, fill
 from ..models.reading.fields import read_json
 from ..models.reading.layout import decoder_config, layer_entries
 from ..models.reading.paths import resolve
 from ..models.target import Target
+from ..models.unsupported import refuse_eagle3
 from .eagle import EagleDrafter, Pairing
 
 PAIRING_FILE = "pairing.json"
 """File in a drafter's folder. The command `check-drafter` saves the drafter's :class:`Pairing` in this file."""
-_EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
-"""Pattern of tensor names in EAGLE-3 drafters, as saved by EAGLE-3's authors, SpecForge and vLLM."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
 """`DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen.
 
@@ -39,14 +38,13 @@ def load_eagle(
 
     Args:
         path: "bundled" or the folder of the drafter.
-        target: Target to draft for.
         check: Called often; may raise an exception to cancel.
         device: Device of the weights (default: the target's).
 
     Raises:
         AdtError: If files are missing or damaged, or the drafter was made for another target.
     """
-    checkpoint = Checkpoint(resolve(path, "drafter"))
+    checkpoint = open_checkpoint(path, "drafter")
     drafter = _empty(checkpoint, str(path), target)
     device = device or target.decoder.embedding.device
     drafter.to(target.decoder.dtype).to_empty(device=device).requires_grad_(False).eval()
@@ -65,22 +63,6 @@ def fits(path: str | Path, target: Target) -> bool:
     except AdtError:
         return False
     return True
-
-
-def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
-    """Raise an error if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
-
-    An EAGLE-3 drafter reads the features of three layers of its target, so its weight ``fc`` is [h, 3 * h], where h is
-    the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
-
-    Raises:
-        AdtError: If the checkpoint is an EAGLE-3 drafter.
-    """
-    fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
-    is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
-    if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
-        problem = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2 drafter"
-        raise AdtError(f"{called} {problem} that was trained for the target.")
 
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
@@ -112,7 +94,6 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     """Return a drafter without its weights, and the list of checkpoint entries to load.
 
     Args:
-        checkpoint: The drafter's checkpoint.
         target: Configuration of the target. It is used for values that the drafter's `config.json` lacks.
 
     Returns:

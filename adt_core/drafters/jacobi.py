@@ -11,7 +11,7 @@ The :class:`Window` contains drafts for the next positions of each image. At eac
 takes another candidate there, and continues with the spine's tokens.
 
 A draft becomes less fresh when a token before it changes. :mod:`.calibration` learns how reliable such drafts are. A
-token is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
+token is *decided* when it is part of the image; positions after the root have only drafts.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
 drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and
@@ -93,8 +93,7 @@ class _Views(NamedTuple):
         codes: [B, M], codes of the spine. After a replacement, they are equal to `spine`.
         spine_before: [B, M - 1], `spine` at all positions but the last.
         codes_before: [B, M - 1], `codes` at all positions but the last.
-        steps_before: [M - 1], numbers of all positions but the last.
-        steps: [M - 1], numbers of all positions but the first.
+        distances: [M - 1, M - 1], `Window.distances` from all positions but the first to all positions but the last.
         freshness: [B, M - 1], freshness of all positions but the first.
         from_network: [B, M - 1], `Window.from_network` of all positions but the first.
     """
@@ -103,8 +102,7 @@ class _Views(NamedTuple):
     codes: Tensor
     spine_before: Tensor
     codes_before: Tensor
-    steps_before: Tensor
-    steps: Tensor
+    distances: Tensor
     freshness: Tensor
     from_network: Tensor
 
@@ -121,8 +119,9 @@ class Window:
         freshness: [B, M], freshness of each position, as defined in :mod:`.calibration`.
         from_network: [B, M] bool, whether a drafter network has made the candidates.
         live: [B, M] bool, False for positions that are too deep for the image's tree. Images may have different depths.
-        steps: [M], the numbers 0, 1, 2, ...
-        no_change: The number -UNCHANGED, a tensor without dimensions.
+        distances: [at least M, at least M]. Element [i, j] is i - j for j < i: the distance from position i to an
+            earlier position j. It is UNCHANGED for other j.
+        unchanged: The number UNCHANGED, a tensor without dimensions.
     """
 
     at: Tensor
@@ -132,8 +131,8 @@ class Window:
     freshness: Tensor
     from_network: Tensor
     live: Tensor
-    steps: Tensor
-    no_change: Tensor
+    distances: Tensor
+    unchanged: Tensor
 
     @property
     def depth(self) -> int:
@@ -142,13 +141,6 @@ class Window:
     def classes(self) -> Tensor:
         """Return the class for the freshness of each position, [B, M]."""
         return freshness_classes(self.freshness)
-
-    def has_poor_features(self) -> Tensor:
-        """Return at which positions the target's features are of little use, [B, M] bool.
-
-        This holds for positions directly after a changed token, and for positions that the target has not read yet.
-        """
-        return self.freshness <= 1  # 1 or UNREAD
 
     def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
         """Replace candidates at some positions by the candidates of a drafter network.
@@ -160,20 +152,22 @@ class Window:
             candidates: [B, m, K], codes of the network's candidates.
             scores: [B, m, K], scores of the network's candidates.
         """
-        m = use.shape[1]
-        self.from_network[:, :m].bitwise_or_(use)
+        own = self.from_network, self.candidates, self.scores
+        if use.shape[1] < self.depth:
+            own = tuple(part[:, : use.shape[1]] for part in own)  # type: ignore[assignment]
+        own[0].bitwise_or_(use)
         use = use[..., None]
-        for own, others in ((self.candidates, candidates), (self.scores, scores)):
-            own = own[:, :m]
-            torch.where(use, others, own, out=own)
+        torch.where(use, candidates, own[1], out=own[1])
+        torch.where(use, scores, own[2], out=own[2])
         views = self._views
         changed = views.codes_before != views.spine_before
         views.codes.copy_(views.spine)
-        # For all positions but the first: the index of the last change before the position, or -UNCHANGED if there is
-        # none. Example: of 5 positions, the positions 1 and 3 have changed. Then `last` is [-UNCHANGED, 1, 1, 3], and
-        # the distances are [1 + UNCHANGED, 1, 2, 1].
-        last = torch.where(changed, views.steps_before, self.no_change).cummax(1).values
-        nearest = torch.minimum(views.freshness, views.steps - last)
+        if self.depth == 1:
+            return
+        # For all positions but the first: the distance to the last change before the position. Example: of 5 positions,
+        # the positions 1 and 3 have changed. The distances of the positions 1 to 4 are [UNCHANGED, 1, 2, 1].
+        distance = torch.where(changed[:, None], views.distances, self.unchanged).amin(-1)
+        nearest = torch.minimum(views.freshness, distance)
         torch.where(views.from_network, views.freshness, nearest, out=views.freshness)
 
     @cached_property
@@ -185,8 +179,7 @@ class Window:
             codes=codes,
             spine_before=spine[:, :-1],
             codes_before=codes[:, :-1],
-            steps_before=self.steps[:-1],
-            steps=self.steps[1:],
+            distances=self.distances[1 : self.depth, : self.depth - 1],
             freshness=self.freshness[:, 1:],
             from_network=self.from_network[:, 1:],
         )
@@ -215,7 +208,6 @@ class JacobiProposer(Proposer):
 
         Args:
             context: Data of the request that drafters may use.
-            rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
             width: Number of candidates to store for each position.
 
@@ -238,9 +230,12 @@ class JacobiProposer(Proposer):
         # Numbers as tensors, because `torch.where` makes a new tensor from a number in each call.
         self._zero = self._codes.new_zeros(())
         self._unchanged = torch.full_like(self._zero, UNCHANGED)
-        self._no_change = -self._unchanged
         self._spare = torch.full_like(self._zero, self.length)  # number of the spare column
+        self._excluded = self._scores.new_tensor(-math.inf)
         self._ranks = torch.arange(self.width, device=device)
+        numbers = torch.arange(context.largest.depth, device=device)
+        distances = numbers[:, None] - numbers
+        self._distances = torch.where(distances > 0, distances, self._unchanged)
         self._filled = self._codes.new_zeros(images, 1)
         self._furthest: Tensor
         self.calibration = Calibration(images, self._scores)
@@ -277,7 +272,7 @@ class JacobiProposer(Proposer):
         self._store_decided(verified.following, at, is_decided)
         node_at = at.gather(1, tree.depths)
         last_change = self._last_change(tree, node_at)
-        has_node, best, second = _best_nodes(tree, last_change, at)
+        has_node, best, second = _best_nodes(tree, last_change, at, self.rows.columns[: tree.size])
         reached = torch.where(has_node, at, self._spare)
         noise = self._noise(at)
         perturbed = _expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
@@ -337,7 +332,6 @@ class JacobiProposer(Proposer):
         """Find the last token that has changed on the path from the root to each node.
 
         Args:
-            tree: The trees.
             node_at: [B, N + 1], raster position of each node.
 
         Returns:
@@ -371,16 +365,14 @@ class JacobiProposer(Proposer):
             freshness=self._freshness.gather(1, at),
             from_network=torch.zeros_like(live),
             live=live,
-            steps=steps,
-            no_change=self._no_change,
+            distances=self._distances,
+            unchanged=self._unchanged,
         )
 
     def build_tree(self, window: Window, sizes: TreeSizes, forecast: Forecast | None = None) -> DraftTree:
         """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows.
 
         Args:
-            window: The window.
-            sizes: TreeSizes of the trees.
             forecast: Forecast to learn from. The default is a forecast for the spine, if it has no candidates from a
                 drafter network.
         """
@@ -389,7 +381,7 @@ class JacobiProposer(Proposer):
         log_p = self.calibration.log_probabilities(classes, window.scores)
         self.forecast = forecast or Forecast(classes, window.candidates[..., 0][:, None], log_p[..., 0][:, None].exp())
         allowed = window.live[..., None] & (self._ranks < sizes.widths[..., None])
-        log_p = log_p.masked_fill_(~allowed, -math.inf)[..., : sizes.width]
+        log_p = torch.where(allowed, log_p, self._excluded)[..., : sizes.width]
         # The trees of all images are stored with the same number of drafts. This number is large enough for the longest
         # spine plus the largest number of branch nodes, up to the limit of `largest`. So the branches of one image do
         # not become fewer because another image has a longer spine.
@@ -410,7 +402,6 @@ class JacobiProposer(Proposer):
         position is added to the logits.
 
         Args:
-            roots: Roots of the round.
             lengths: [B, 1], length of each image's window.
             longest: Upper bound of the lengths.
         """
@@ -428,7 +419,7 @@ class JacobiProposer(Proposer):
         torch.maximum(self._filled, ends, out=self._filled)
 
 
-def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each position, the two nodes whose paths agree best with the current tokens.
 
     A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have the depth d.
@@ -436,9 +427,9 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     the path to the node are equal to the current tokens.
 
     Args:
-        tree: The trees.
         last_change: [B, N + 1], result of :meth:`JacobiProposer._last_change`.
         at: [B, m], raster positions from the root on.
+        nodes: [N + 1], the numbers 0, 1, 2, ...
 
     Returns:
         Three tensors [B, m]. The first is True if a node has logits for the position. The second is the best node. The
@@ -457,11 +448,11 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     # 2, node 2 is second-best. Its last_change is 2 (14 // 6), and that of the best node 4 is 0 (4 // 6). These differ,
     # so second = best there.
     none = torch.full_like(at, tree.size**2)
-    nodes = torch.arange(tree.size, device=at.device)
     steps = tree.depths + 1
-    rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
+    no_rank = none[:, :1]
+    rank = torch.where(tree.valid, last_change * tree.size + nodes, no_rank)
     best = none.scatter_reduce(1, steps, rank, "amin")
-    others = torch.where(rank == best.gather(1, steps), tree.size**2, rank)
+    others = torch.where(rank == best.gather(1, steps), no_rank, rank)
     second = none.scatter_reduce(1, steps, others, "amin")
     second = torch.where(second // tree.size == best // tree.size, second, best)
     return best < none, best % tree.size, second % tree.size

@@ -35,7 +35,6 @@ def load_drafter(
     Args:
         path: Key of `DRAFTERS`, "bundled", or the folder of a drafter network. After "bundled" or a folder, the suffix
             `WITH_WINDOW` adds the Jacobi window.
-        target: Target to draft for.
         check: Called often; may raise an exception to cancel.
         device: Device of the weights (default: the target's).
 
@@ -65,7 +64,6 @@ def default_options(drafter: Drafter | type[Drafter], device: str, guided: bool 
     """Return the default options of drafting with a drafter.
 
     Args:
-        drafter: Drafter or its class.
         device: Type of device, "cpu" or "cuda".
         guided: Whether guidance is on.
     """

@@ -35,7 +35,7 @@ from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
-from .calibration import CLASSES, Forecast
+from .calibration import CLASSES, Forecast, has_poor_feature
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
@@ -156,7 +156,8 @@ class MergedProposer(Proposer):
         calibration = self._window.calibration
         own = calibration.log_probabilities(classes, own_scores)
         log_p = torch.stack([own, calibration.log_probabilities(classes + CLASSES, scores)], 1)
-        first = torch.stack([own_codes, codes[..., 0]], 1)
+        kinds = len(codes), 2, codes.shape[1]
+        first = torch.cat([own_codes, codes[..., 0]], 1).view(kinds)  # `stack` is three operations more
         return self._window.build_tree(window, sizes, Forecast(classes, first, log_p[..., 0].exp()))
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,14 +165,13 @@ class MergedProposer(Proposer):
 
         Args:
             window: The window. This method changes it.
-            roots: Roots of the round.
 
         Returns:
             Three results of the last pass: the freshness class of each position [B, M], the codes of the network's
             candidates [B, M, K], and the scores of these candidates [B, M, K].
         """
         bias = self._network.logit_bias(roots, window.depth)
-        step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
+        context = self._network.context_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
         hit_rates = self._window.calibration.hit_rates()
         is_better = hit_rates[:, CLASSES:] > hit_rates[:, :CLASSES]
         at = self.rows.feature_index(window.at, self._read)
@@ -183,12 +183,15 @@ class MergedProposer(Proposer):
         out = self._corrected(root, error[:, :1], first)
         guesses = self._replace_candidates(window, out, bias, is_better.gather(1, first))
         out = read = read[:, :-1]
+        # Views: `Window.replace` changes the window in place.
+        codes = self._network.paired_codes(window.tokens[:, :-1])
+        freshness = window.freshness[:, :-1, None]
         for _ in range(num_passes(window.depth)):
-            is_poor = self.rows.broadcast(window.has_poor_features()[:, :-1, None])
+            is_poor = self.rows.broadcast(has_poor_feature(freshness))
             features = torch.where(is_poor, out, read)
             features[:, :1].copy_(root)
             classes = window.classes()
-            out = self._network.read_ahead(window.tokens[:, :-1], features, step)
+            out = self._network.read_ahead(codes, features, context)
             out = self._corrected(torch.cat([root, out], 1), error, classes)
             guesses = self._replace_candidates(window, out, bias, is_better.gather(1, classes))
             out = out[:, :-1]
@@ -205,7 +208,7 @@ class MergedProposer(Proposer):
         Returns:
             [R, m, h], the corrected predictions.
         """
-        return out + self.rows.broadcast(self._correction.take(classes)[..., None]) * error
+        return torch.addcmul(out, self.rows.broadcast(self._correction.take(classes)[..., None]), error)
 
     def _replace_candidates(
         self, window: Window, out: Tensor, bias: Tensor | None, use: Tensor

@@ -21,7 +21,6 @@ class Budget:
 
         Args:
             lantern: Settings of LANTERN; None for exact acceptance, which allows no substitution.
-            images: Number of images of the decoding.
         """
         self._lantern = lantern
         self._substituted = [0] * images

@@ -12,7 +12,7 @@ from .device.costs import Costs
 from .device.invariance import InvarianceReport, chosen_kernels, invariance_report
 from .device.memory import check_memory
 from .device.products import prepare_products
-from .device.threads import limit_threads
+from .device.threads import ThreadChoice, limit_threads
 from .request import Request
 
 
@@ -22,14 +22,14 @@ class Conditions:
     Attributes:
         exact: Result of the trial of batch-invariant mode (:mod:`.device.invariance`).
         kernels: Choice of Triton kernels for the target; empty on devices without kernels.
-        threads: Number of CPU threads.
+        threads: Choice of the number of CPU threads. Costs are learned only for the number of the first round.
     """
 
     def __init__(self, request: Request):
         self._request = request
         self.exact = InvarianceReport()
         self.kernels: tuple[Verdict, ...] = ()
-        self.threads = request.threads
+        self.threads = ThreadChoice(request.threads, request.threads)
 
     def fix(self, costs: Costs, batch_size: int) -> None:
         """Determine all values that depend on the device of the weights. ComfyUI may move the weights before this.
@@ -45,7 +45,7 @@ class Conditions:
         check_device(decoder.weights, decoder.embedding.device)
         check_memory(self._request, batch_size)
         with limit_threads(self._request.threads):
-            pack(self._request.job.networks)
+            pack(self._request.networks)
             try:
                 self._check_operations()
             except KernelError as error:
@@ -53,7 +53,7 @@ class Conditions:
                 self._check_operations()
         decoder.fallback = self.exact.fallback
         self.threads = prepare_products(self._request)
-        costs.choose_profile(batch_size, self.threads)
+        costs.choose_profile(batch_size, self.threads.first)
 
     def _check_operations(self) -> None:
         self.kernels = chosen_kernels(self._request)
@@ -67,4 +67,4 @@ class Conditions:
     def to_json(self) -> dict:
         """Return the conditions as plain JSON types, for the metadata of images."""
         kernels = sorted({verdict.operation for verdict in self.kernels if verdict.uses_kernel})
-        return {"threads": self.threads, "kernels": kernels, **self._request.noise_settings()}
+        return {"threads": self.threads.first, "kernels": kernels, **self._request.noise_settings()}

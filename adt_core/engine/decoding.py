@@ -1,6 +1,7 @@
 """The round loop. It decodes a batch of images, and each step of the loop is one round (:mod:`.round`).
 
-Callers iterate over a :class:`Decoding`. Between rounds they can show progress and previews, or cancel.
+Callers iterate over a :class:`Decoding`. Between rounds they can show progress and previews, or cancel. When the
+iteration ends, also because the caller closes it, the costs of the rounds are learned for later decodings.
 
 Notation: B images of T tokens each. Every method has a *policy* (:mod:`adt_core.policies`) that decides the size of the
 next draft tree of each image. Some policies also choose between the draft modes of the drafter (`Policy.chooses`). For
@@ -11,20 +12,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections.abc import Generator
+from contextlib import closing
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from ..drafters import Drafter
-from ..errors import AdtError, Check, is_out_of_memory
+from ..errors import AdtError, is_out_of_memory
 from ..kernels import choice
 from ..kernels.choice import KernelError
-from ..models.target import EncodedPrompt, Target
-from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Drafting, Policy, Shape
-from ..recipe import Loading, Recipe
-from ..settings import Lantern, Sampling
+from ..models.target import Target
+from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
@@ -34,11 +33,13 @@ from .device.invariance import InvarianceReport
 from .device.memory import required_bytes
 from .device.threads import limit_threads
 from .graphs import ReplayError
-from .job import Job
 from .queue import ImageQueue
 from .request import Request
 from .round import Outcome, run_round
 from .slots import Slots
+
+WARM_UP = 3
+"""Number of rounds that `Decoding.warm_up` decodes on a CPU by default."""
 
 
 class Decoding:
@@ -54,62 +55,18 @@ class Decoding:
         at_once: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        prompts: Sequence[EncodedPrompt],
-        *,
-        negatives: Sequence[EncodedPrompt] | None = None,
-        sampling: Sampling = Sampling(),
-        drafting: Drafting = Drafting(),
-        drafter: Drafter | None = None,
-        lantern: Lantern | None = None,
-        image_indices: Sequence[int] | None = None,
-        seeds: Sequence[int] | None = None,
-        prefix: Tensor | None = None,
-        at_once: int | None = None,
-        check: Check | None = None,
-        profile: CostProfile | None = None,
-    ):
-        """Make a decoding from the parts of a recipe, for callers that use this package as a library.
-
-        Args:
-            target: Model that generates the images.
-            prompts: Encoded prompt of each image.
-            negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
-            sampling: Settings of sampling, such as the temperature.
-            drafting: Drafting method and its options.
-            drafter: Drafter. Every method except plain decoding needs one.
-            lantern: Settings of relaxed acceptance, which changes images; None for exact acceptance.
-            image_indices: Index of each image among the images of its prompt (default: 0).
-            seeds: Seed of each image (default: the seed in `sampling`).
-            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
-            at_once: Maximum number of images that are decoded at the same time (default: all).
-            check: Called often; may raise an exception to cancel.
-            profile: Cost profile (default: the profile learned on this device; an estimate if there is none).
-
-        Raises:
-            AdtError: If arguments contradict each other. Iteration also raises it if the main memory is too small.
-        """
-        recipe = Recipe(sampling, drafting, lantern, replace(Loading(), **target.loaded), profile)
-        job = Job(target, recipe, drafter)
-        self._prepare(Request.of_rows(job, prompts, negatives, image_indices, seeds, prefix, check), at_once)
-
-    @classmethod
-    def of(cls, request: Request, at_once: int | None = None) -> Decoding:
-        """Make the decoding of a request.
+    def __init__(self, request: Request, at_once: int | None = None):
+        """Make the decoding of a request. No round is decoded yet.
 
         Args:
             request: Batch to decode.
             at_once: Maximum number of images that are decoded at the same time (default: all).
-        """
-        decoding = cls.__new__(cls)
-        decoding._prepare(request, at_once)
-        return decoding
 
-    def _prepare(self, request: Request, at_once: int | None) -> None:
+        Raises:
+            AdtError: If `at_once` is below 1. Iteration also raises it if the main memory is too small.
+        """
         if at_once is not None and at_once < 1:
-            raise AdtError(f"at_once is {at_once}; it must be 1 or more.")
+            raise AdtError(f"`at_once` is {at_once}; it must be 1 or more.")
         self.request = request
         self.at_once = min(at_once or self.images, self.images)
         self.codes = torch.full((self.images, self.length), -1)
@@ -179,18 +136,50 @@ class Decoding:
         """
         return required_bytes(self.request, self.at_once, device)
 
-    @property
-    def speedup(self) -> float | None:
-        """Estimate of how many times as fast the decoding is as one without a drafter; see `Costs.speedup`."""
-        return self._costs.speedup(self.at_once)
+    def conditions(self, image: int | None = None) -> dict:
+        """Return everything except the recipe that determines trees, noise and rounding, as plain JSON types.
 
-    def learn_costs(self) -> None:
-        """Learn the costs of rounds on this device from this decoding. Call this method after the last round."""
-        self._costs.learn(self.at_once)
+        Args:
+            image: Index of a finished image. With LANTERN (relaxed acceptance), the result then also contains the share
+                of this image's tokens that were replaced.
+        """
+        conditions = {"profile": self.profile and self.profile.to_json(), **self._conditions.to_json()}
+        if image is not None and self.request.lantern is not None:
+            rate = self.trace.subset([image]).report()["substitution_rate"]
+            conditions["figures"] = {"substitution_rate": rate}
+        return conditions
 
-    def conditions(self) -> dict:
-        """Return everything except the recipe that determines trees, noise and rounding, as plain JSON types."""
-        return {"profile": self.profile and self.profile.to_json(), **self._conditions.to_json()}
+    def run(self) -> Decoding:
+        """Decode all images. Then `codes` and `trace` are complete."""
+        for _ in self:
+            pass
+        return self
+
+    def warm_up(self, count: int = WARM_UP) -> None:
+        """Decode some rounds, because the first rounds are slow. Their results are not used.
+
+        Args:
+            count: Number of rounds on a CPU. With CUDA graphs, all rounds are decoded, because the first round of each
+                size is slow.
+        """
+        with closing(iter(self)) as rounds:
+            for _ in islice(rounds, None if self.request.replayed else count):
+                pass
+
+    def finished(self) -> Generator[list[int], None, None]:
+        """Decode all images, and yield the indices of the images that each round has finished. The list is often empty.
+
+        If the last images are finished by reading their prompts, without a round, one more list contains these images.
+        A caller that may leave the loop should close the generator, which frees the caches.
+        """
+        waiting = list(range(self.images))
+        with closing(iter(self)) as rounds:
+            for _ in rounds:
+                is_done = (self.codes[:, -1] >= 0).tolist()
+                yield [image for image in waiting if is_done[image]]
+                waiting = [image for image in waiting if not is_done[image]]
+        if waiting:
+            yield waiting
 
     def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
@@ -204,6 +193,8 @@ class Decoding:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
                 yield round
+        except GeneratorExit:
+            pass  # the caller needs no further rounds; costs are learned from the rounds so far
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 queue.slots = None
@@ -211,6 +202,7 @@ class Decoding:
         finally:
             self._queue = None
             queue.leave()
+        self.trace.speedup = self._costs.learn(self.at_once)
 
     def _fix_conditions(self) -> None:
         self._conditions.fix(self._costs, self.at_once)
@@ -221,7 +213,9 @@ class Decoding:
         """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:
             try:
-                with limit_threads(self._conditions.threads):
+                threads = self._conditions.threads
+                threads.update()
+                with limit_threads(threads.count):
                     slots = queue.refill()
                     if slots is not None and self.request.check is not None:
                         self.request.check()
@@ -282,7 +276,9 @@ class Decoding:
         seconds = time.perf_counter() - began
         prepared = slots.graphs.attempts > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
-        self._costs.record(shapes, round, self._costs.clock() - cost_began)
+        threads = self._conditions.threads
+        if threads.count == threads.first:
+            self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
             self._policy.on_verified(round)
             if not self._policy.is_drafting:

@@ -1,10 +1,8 @@
 """Forward passes of the target over the slots, from tokens to processed logits.
 
-No function here waits for the device, because a round that waits cannot be captured as a CUDA graph.
-
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n tokens or nodes per row;
 h numbers in the feature vector of a token; V tokens in the vocabulary. `z` are processed logits, and `g` is the Gumbel
-noise of the images. The *root* of an image is its last decided token, which the target has not read yet.
+noise of the images.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
     Processing applies guidance, temperature, the top-k and top-p filters, and the vocabulary mask (grammar).
 
     Args:
-        slots: State of the images.
         features: [R, n, h], features of the nodes.
         depths: [B, n], depth of each node below its root, or one depth for all nodes.
 
@@ -116,7 +113,6 @@ def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
     """Return the scores z + g after each node. The token with the largest score is the sample (Gumbel-max).
 
     Args:
-        slots: State of the images.
         z: [B, n, V], processed logits.
         depths: [B, n], depth of each node below its root, or one depth for all nodes.
 

@@ -294,7 +294,6 @@ class Graphs:
 
         Args:
             key: Rounds with the same key have the same tensor sizes and use the same memory.
-            launch: Function that launches the round.
             state: Function that returns the tensors that the round reads and changes.
 
         Returns:

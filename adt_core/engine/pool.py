@@ -32,8 +32,6 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     """Return the plan of a set of slots. Sets with the same plan have the same memory layout and can share graphs.
 
     Args:
-        request: Batch to decode.
-        count: Number of slots.
         drafter: Drafter in use, or None.
     """
     target = request.target
@@ -47,7 +45,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
         lengths,
         kernels,
         target.decoder.fallback,
-        request.recipe.memory_key(),
+        request.loaded.memory_key(),
         drafter and drafter.kind,
         addresses,
     )

@@ -37,7 +37,6 @@ class ImageQueue:
         """Make an empty queue.
 
         Args:
-            request: Batch to decode.
             drafts: Function that returns whether a drafter is used for the images that enter next.
             entered: Function that is called when images have entered. The arguments are the slots of these images, and
                 the time in seconds of the prefill and of sampling the first tokens.
@@ -134,7 +133,6 @@ class ImageQueue:
         """Let the next images enter new slots: read prompts and prefixes, and sample the first token of each image.
 
         Args:
-            count: Number of images.
             cache_length: Number of positions of the KV cache. With None, the cache has only the positions of the
                 prompts and prefixes. Use None if the new slots will be copied into other slots, which have longer
                 caches.

@@ -52,7 +52,6 @@ class RoundReport(NamedTuple):
 
         Args:
             row: The image's row of the packed tensor, k integers.
-            widths: Number of columns of each field.
         """
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))
 

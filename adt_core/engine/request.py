@@ -1,4 +1,4 @@
-"""A request: one batch of images to decode with a job, and the tensor sizes that decoding needs.
+"""A request: one batch of images to decode, and the tensor sizes that decoding needs.
 
 On a GPU, rounds are *replayed*: a round is captured once as a CUDA graph, and later rounds replay this graph. On a CPU,
 rounds are executed without capture. Batch-invariant mode distinguishes near and far attention keys
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..drafters import Drafter
 from ..drafters.load import with_window
@@ -25,7 +25,6 @@ from ..rules.noise import Key
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM, Lantern, Sampling
 from ..version import FORMAT
-from .job import Job
 
 PROMPT_MULTIPLE = 128
 """If rounds are replayed, prompts are padded to a multiple of this number of tokens. There are two reasons.
@@ -57,65 +56,45 @@ class Request:
     """One batch of images to decode.
 
     Attributes:
-        job: Recipe and loaded models.
+        target: Model that generates the images.
+        recipe: Settings of the images.
         prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
         keys: Key of each image's noise: the seed of the image, and the index of the image among those of its prompt.
         prefix: [B, n] int64, the first n tokens of each of the B images, which are not generated.
+        drafter: Drafter. Every method except plain decoding needs one.
         check: Called often; may raise an exception to cancel.
 
     Raises:
         AdtError: If a prompt is too long, a necessary drafter is missing, or the noise batch is too small.
     """
 
-    job: Job
+    target: Target
+    recipe: Recipe
     prompts: Sequence[EncodedPrompt]
     keys: Sequence[Key]
     prefix: Tensor
+    drafter: Drafter | None = None
     check: Check | None = None
 
     @classmethod
     def of(
         cls,
-        job: Job,
-        prompts: Sequence[str],
-        *,
-        image_indices: Sequence[int] | None = None,
-        seeds: Sequence[int] | None = None,
-        prefix: Tensor | None = None,
-        check: Check | None = None,
-    ) -> Request:
-        """Make a request from texts.
-
-        Args:
-            job: Recipe and loaded models.
-            prompts: Prompt of each image, without the recipe's suffix.
-            image_indices: Index of each image among the images of its prompt (default: 0).
-            seeds: Seed of each image (default: the seed in the recipe).
-            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: the recipe's).
-            check: Called often; may raise an exception to cancel.
-        """
-        if prefix is None:
-            prefix = torch.tensor([job.recipe.kept] * len(prompts), dtype=torch.long)
-        negative = job.encode_negative()
-        negatives = [negative] * len(prompts) if negative is not None else None
-        return cls.of_rows(job, job.encode(prompts), negatives, image_indices, seeds, prefix, check)
-
-    @classmethod
-    def of_rows(
-        cls,
-        job: Job,
+        target: Target,
+        recipe: Recipe,
         prompts: Sequence[EncodedPrompt],
+        drafter: Drafter | None = None,
+        *,
         negatives: Sequence[EncodedPrompt] | None = None,
         image_indices: Sequence[int] | None = None,
         seeds: Sequence[int] | None = None,
         prefix: Tensor | None = None,
         check: Check | None = None,
     ) -> Request:
-        """Make a request from encoded prompts.
+        """Make a request with one prompt per image.
 
         Args:
-            job: Recipe and loaded models.
-            prompts: Encoded prompt of each image.
+            recipe: Settings of the images. Its texts and its prefix are not used.
+            drafter: Drafter. Every method except plain decoding needs one.
             negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).
             seeds: Seed of each image (default: the seed in the recipe).
@@ -127,18 +106,22 @@ class Request:
         """
         if not prompts:
             raise AdtError("`batch_size` is 0; it must be 1 or more.")
-        sampling = job.recipe.sampling
         images = len(prompts)
-        rows = _with_negatives(prompts, negatives, job.target) if sampling.guidance != 1 else prompts
+        if negatives is not None and len(negatives) != images:
+            given = f"{len(negatives)} negative prompts were given for {images} prompts"
+            raise AdtError(f"{given}; give one for each, or none.")
+        rows = [*prompts]
+        if recipe.sampling.guided:
+            rows += map(target.unconditional, prompts) if negatives is None else negatives
         indices = image_indices if image_indices is not None else [0] * images
-        keys = list(zip(seeds if seeds is not None else [sampling.seed] * images, indices, strict=True))
-        return cls(job, rows, keys, _prefix_tokens(prefix, images, job.target), check)
+        keys = list(zip(seeds if seeds is not None else [recipe.sampling.seed] * images, indices, strict=True))
+        return cls(target, recipe, rows, keys, _prefix_tokens(prefix, images, target), drafter, check)
 
     def __post_init__(self) -> None:
         most = self.target.decoder.config.max_positions - self.target.length
         if self.longest > most:
             raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
-        if self.drafting.policy.needs_drafter and self.job.drafter is None:
+        if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
             raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'autoregressive'.")
         if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
@@ -148,33 +131,35 @@ class Request:
             )
 
     @property
-    def target(self) -> Target:
-        return self.job.target
-
-    @property
     def sampling(self) -> Sampling:
-        return self.job.recipe.sampling
+        return self.recipe.sampling
 
     @property
     def drafting(self) -> Drafting:
-        return self.job.recipe.drafting
+        return self.recipe.drafting
 
     @property
     def lantern(self) -> Lantern | None:
-        return self.job.recipe.lantern
+        return self.recipe.lantern
 
     @property
-    def recipe(self) -> Recipe:
+    def loaded(self) -> Recipe:
         """The recipe, with the loading settings (such as the dtype) that were actually used for the target."""
-        return self.job.loaded
+        return self.recipe.as_loaded(self.target.loaded)
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The target's decoder, and the drafter's network if it has one."""
+        network = None if self.drafter is None else self.drafter.network
+        return [self.target.decoder] if network is None else [self.target.decoder, network]
 
     @cached_property
     def active_drafter(self) -> Drafter | None:
         """The drafter, with the Jacobi window added if the policy chooses modes; None if the method does not draft."""
         policy = self.drafting.policy
-        if self.job.drafter is None or not policy.needs_drafter:
+        if self.drafter is None or not policy.needs_drafter:
             return None
-        return with_window(self.job.drafter) if policy.chooses else self.job.drafter
+        return with_window(self.drafter) if policy.chooses else self.drafter
 
     @property
     def modes(self) -> Sequence[DraftMode]:
@@ -257,12 +242,10 @@ class Request:
     @property
     def threads(self) -> int:
         """Minimum number of CPU threads: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
-        on_cpu = self.target.decoder.embedding.device.type == "cpu"
-        return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
-
-    @cached_property
-    def _parameters(self) -> int:
-        return sum(part.numel() for part in self.target.decoder.parameters())
+        decoder = self.target.decoder
+        on_cpu = decoder.embedding.device.type == "cpu"
+        is_small = on_cpu and sum(part.numel() for part in decoder.parameters()) <= MAX_ONE_THREAD_PARAMETERS
+        return 1 if is_small else torch.get_num_threads()
 
     def context(self, profile: CostProfile | None = None) -> Context:
         """Return the data of this request that drafters and policies may use.
@@ -299,25 +282,10 @@ class Request:
 
     def settings(self) -> dict:
         """Return the settings for traces and reports, as plain JSON types."""
-        return self.recipe.sections() | {
+        return self.loaded.sections() | {
             "device": str(self.target.decoder.embedding.device),
             "format": FORMAT,
         }
-
-
-def _with_negatives(
-    prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
-) -> Sequence[EncodedPrompt]:
-    """Return the prompts of all images, followed by their negative prompts.
-
-    Without `negatives`, the unconditional prompt of the target is the negative prompt.
-    """
-    if negatives is None:
-        return [*prompts, *map(target.unconditional, prompts)]
-    if len(negatives) != len(prompts):
-        given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
-        raise AdtError(f"{given}; give one for each, or none.")
-    return [*prompts, *negatives]
 
 
 def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:

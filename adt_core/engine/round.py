@@ -26,9 +26,10 @@ The same functions run on every device. A CPU executes them directly. A GPU capt
 `upload_controls` and ends before the host reads the report. The code of this part follows three rules:
 
 1. It never waits for the device.
-2. No tensor size depends on a value that is stored on the device. Where the exact size is such a value, the code calls
-   `Context.size`: in a replayed round it returns an upper bound, otherwise the exact size.
-3. It changes the tensors of the state in place.
+2. No tensor size depends on a value that is stored on the device. It may depend on the argument `shapes` of `propose`.
+   Where the exact size is on the device, the code calls `Context.size`: in a replayed round it returns an upper bound,
+   otherwise the exact size.
+3. It changes the tensors of the state in place, because a graph always uses the same addresses.
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*
@@ -206,7 +207,6 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
     """Read a draft tree in one forward pass and find the longest accepted path.
 
     Args:
-        slots: State of the images.
         proposer: Proposer that has made the tree. It is only used to choose a tensor size.
         tree: Draft trees of B images with N + 1 nodes each, root first.
         width: Maximum number of children of a node.
@@ -244,7 +244,6 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 
     Args:
         slots: State of the images. This function updates it.
-        proposer: Proposer that has made the tree.
         verified: Result of :func:`verify`.
     """
     acceptance = verified.acceptance
@@ -287,7 +286,6 @@ def _verifies_trees(proposer: Proposer, shapes: Sequence[Shape], remaining: int)
     (`Proposer.supports_plain_rounds` is False).
 
     Args:
-        proposer: State of the drafter.
         shapes: Maximum size of the draft tree of each slot.
         remaining: Largest number of positions that an image has left for drafts.
     """
@@ -318,8 +316,6 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
 
     Args:
         slots: State of the images. Only `positions` is updated.
-        slot: Number of the image's slot.
-        report: Report of the image.
         shape: Maximum size of the image's draft tree.
 
     Returns:

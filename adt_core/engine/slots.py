@@ -1,8 +1,6 @@
 """Batch slots: the state of the images that are being decoded, one slot per image.
 
 Dimensions: B is the number of slots. R is the number of rows of the transformer's batch: 2 * B with guidance, else B.
-
-The *root* of an image is its last decided token. The next draft tree grows from the root.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from .request import ATTENDED_MULTIPLE, Request
 
 @dataclass
 class Slots:
-    """State of the images that are being decoded.
-
-    Tensors on the device are changed in place, because captured CUDA graphs read and write at fixed addresses.
+    """State of the images that are being decoded. Its tensors follow the rules of captured code (:mod:`.round`).
 
     Attributes:
         request: Batch to which the images belong.

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
-from ..models.cpu_attention import batched_attention
 from ..models.torch_private import far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
@@ -56,8 +55,7 @@ def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | N
         queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer.
         mask: Mask that is added to the scores. With `near_keys`, it covers only the far keys. Its shape is
-            [R, 1, g * n, end] for the reference, or the shape of :func:`batched_attention`. The kernel reads only its
-            shape, [R, 1, n, end].
+            [R, 1, g * n, end] for the reference. The kernel reads only its shape, [R, 1, n, end].
         near_keys: Near keys of batch-invariant mode, prepared by :meth:`NearKeys.by_path` for the kernel, and by
             :meth:`NearKeys.for_layers` for the reference; else None.
 
@@ -104,8 +102,6 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
     """
-    if mask.ndim == 3:
-        return batched_attention(q, cache, mask)
     keys, values = cache[:, :, :, : mask.shape[-1]].unbind()
     if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
@@ -165,8 +161,6 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
 
     Args:
         x: Tensor with the dtype and on the device of the queries.
-        heads: Number of query heads.
-        kv_heads: Number of key heads.
         dim: Number of elements d of a head.
     """
     shape = heads, kv_heads, dim

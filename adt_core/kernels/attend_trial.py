@@ -58,8 +58,6 @@ class RandomTree:
 
         Args:
             like: Tensor whose dtype and device the values get.
-            heads: Number of query heads.
-            kv_heads: Number of key heads.
             dim: Number of elements d of a head.
             parents: As in the attributes.
             committed: As in the attributes.
@@ -81,7 +79,6 @@ class RandomTree:
 
         Args:
             nodes: Nodes that the cache contains after the committed tokens, in this order.
-            queried: Nodes whose attention is computed.
             first: Number of masked cache positions before the first committed token.
             spare: Number of masked cache positions after the last node.
         """
@@ -112,7 +109,6 @@ def join(rows: Sequence[Operands], padding: int = 0) -> Operands:
 
     Args:
         rows: Operands of each row, with equal sizes.
-        padding: Number of padding tokens to append.
     """
     queries = torch.cat([row.queries for row in rows])
     if padding:

@@ -39,7 +39,6 @@ def _attend_to_chunk(queries, keys, values, visible, scale):
         keys: [CHUNK, PADDED].
         values: [CHUNK, PADDED].
         visible: [BLOCK, CHUNK] whether the query sees the key.
-        scale: Factor of the scores.
 
     Returns:
         Weighted sum of the values [BLOCK, PADDED], largest score [BLOCK], and sum of the weights [BLOCK], in float32.

@@ -134,7 +134,6 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
     """Return whether to launch the Triton kernel of an operation. The first call for a shape runs a trial.
 
     Args:
-        operation: Name of the operation.
         x: Operand whose device and dtype determine the choice.
         shape: All other properties that determine which kernel is fastest, such as sizes and dtypes of other operands.
             It must not contain the number of rows if results for different numbers of rows must be bitwise equal.
@@ -218,7 +217,6 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
     than kernels.
 
     Args:
-        device: Device on which the capture of a kernel failed.
         reason: Message of the :class:`KernelError`.
     """
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
@@ -335,7 +333,6 @@ def device_times(functions: Sequence[Callable[[], object]], device: torch.device
 
     Args:
         functions: Functions that launch kernels and do not wait for the device. Each was called before.
-        device: CUDA device.
 
     Returns:
         The shortest time of each function in ms.

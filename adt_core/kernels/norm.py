@@ -20,7 +20,6 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, used
     Args:
         x: [N, h].
         weight: [h] in the dtype of `x`.
-        eps: Epsilon of the norm.
         plus: [N, h] residual stream, or None. Overwritten with the result unless gradients are enabled.
         used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined.
 
@@ -48,7 +47,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Args:
         x: [..., h].
         weight: [h] in the dtype of `x`.
-        eps: Epsilon of the norm.
 
     Returns:
         [..., h] in the dtype of `x`.

@@ -45,7 +45,6 @@ def norm_rope_store(
     Args:
         qkv: [at least N, all heads, d] product: the query heads, then the key heads, then the value heads. Overwritten
             unless gradients are enabled.
-        projection: Parameters of the projection.
         rotation: Rotations of all tokens and of the padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer. Overwritten at `cache_position`.
         cache_position: [R, n] int64 cache positions, or a slice if they are the same in all rows.
@@ -85,7 +84,7 @@ def reference(
         cache[:, :, :, cache_position] = new
     else:
         cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
-    return qkv[:, :heads]
+    return qkv.as_strided((len(qkv), heads, dim), (token, head, element))  # `qkv[:, :heads]` is two operations
 
 
 def _no_change(x: Tensor, dim: int) -> tuple[Tensor | None, Tensor | None]:
@@ -146,8 +145,6 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, 
 
     Args:
         x: Tensor with the dtype and on the device of the queries.
-        heads: Number of query heads.
-        kv_heads: Number of key heads.
         dim: Number of elements d of a head.
         has_bias: Whether the projection has a bias.
         has_norm: Whether queries and keys have a norm.
@@ -168,9 +165,7 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
         """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
 
         Args:
-            run: Kernel or reference.
             tokens: Indices of the tokens, then of the padding.
-            used: Number of tokens.
             has_slice: Whether the cache positions are given as a slice instead of a tensor.
         """
         positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)

@@ -44,7 +44,6 @@ def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
     """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients.
 
     Args:
-        x: Any operand.
         is_int4: Whether the operation is a product with an int4 weight.
     """
     if not x.is_cuda or x.dtype not in DTYPES or torch.is_grad_enabled():

@@ -25,14 +25,13 @@ import torch
 from tqdm import tqdm
 
 from ..app import workers
-from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
-from ..app.checkpoints import load_drafter
-from ..app.images import check_outputs, open_image, to_png
-from ..app.jobs import conditions, decode, new_decoding, warm_up
-from ..app.loading import choose_device, complete, given_paths, model_files, open_target
+from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs, given_paths
+from ..app.checkpoints import model_files
+from ..app.defaults import choose_device, complete
+from ..app.images import check_outputs, open_image
+from ..app.pipeline import Pipeline
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
-from ..engine.job import Job
 from ..errors import AdtError, Check, pip_install
 from ..files import read_text, write_in
 from ..models.target import Target
@@ -161,27 +160,26 @@ class Benchmark:
         images = (path for method in self.presets for path in (folder / _image_folder(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
-    def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
-        """Return a job for each method, by name. A job is a target with a recipe and a drafter.
+    def pipelines(self, loaded: Pipeline) -> dict[str, Pipeline]:
+        """Return a pipeline for each method, by name.
 
         Args:
-            target: Model that generates the images.
-            drafter: Drafter that the user has chosen; None if no method needs a drafter network.
+            loaded: Model and drafter that the user has chosen.
 
         Raises:
-            AdtError: If a method needs a drafter network, but `drafter` has no network.
+            AdtError: If a method needs a drafter network, but the drafter has no network.
         """
-        drafters = drafters_by_name(drafter)
+        drafters = drafters_by_name(loaded.drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
-        jobs = {}
+        pipelines = {}
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
                 problem = f"the method {name!r} needs a drafter network"
                 raise AdtError(f"`drafter`: {problem}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
-            jobs[name] = Job(target, recipe, drafters.get(source))
-        return jobs
+            pipelines[name] = Pipeline(loaded.target, recipe, drafters.get(source))
+        return pipelines
 
     def settings(self, target: Target) -> dict:
         """Return everything that affects the results: models, methods, prompts, software and hardware.
@@ -189,7 +187,7 @@ class Benchmark:
         All results in a folder must have the same settings.
         """
         decoder = target.decoder
-        shared = Job(target, self.recipe).loaded.sections()
+        shared = self.recipe.as_loaded(target.loaded).sections()
         cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
@@ -242,20 +240,19 @@ class BenchmarkWorker:
     """Worker with loaded models. A call decodes one prompt by all methods.
 
     Args:
-        benchmark: Prompts and methods.
-        jobs: Result of `Benchmark.jobs`.
+        pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
 
     Attributes:
         facts: Result of `Benchmark.settings`.
     """
 
-    def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
+    def __init__(self, benchmark: Benchmark, pipelines: dict[str, Pipeline], check: Check | None = None):
         self._prompts = benchmark.prompts
-        self._jobs = jobs
+        self._pipelines = pipelines
         self._check = check
         self._is_warm = False
-        self.facts = benchmark.settings(jobs[PLAIN].target)
+        self.facts = benchmark.settings(pipelines[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
         """Decode a prompt by all methods. The order of the methods is random, with the prompt's index as the seed.
@@ -264,23 +261,22 @@ class BenchmarkWorker:
             A single pair: the index of the prompt, and its results.
         """
         if not self._is_warm:  # the first rounds of a method are slower
-            for job in self._jobs.values():
-                warm_up(new_decoding(job, self._prompts[:1], check=self._check), WARM_UP)
+            for pipeline in self._pipelines.values():
+                pipeline.decoding(self._prompts[:1], check=self._check).warm_up(WARM_UP)
         self._is_warm = True
         prompt = self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
-        order = map(str, rng.permutation(list(self._jobs)))
-        decodings = {name: decode(new_decoding(self._jobs[name], [prompt], check=self._check)) for name in order}
+        order = map(str, rng.permutation(list(self._pipelines)))
+        decodings = {name: self._pipelines[name].decoding([prompt], check=self._check).run() for name in order}
         plain = decodings[PLAIN].grid_codes()
         measured = Measured()
-        for name, job in self._jobs.items():
+        for name, pipeline in self._pipelines.items():
             decoding = decodings[name]
             codes = decoding.grid_codes()
             agreement = (codes == plain).double().mean().item()
             png = None
             if name == PLAIN or agreement < 1:
-                settings = job.settings(prompt, 0, conditions(decoding, 0)) | {"benchmark_method": name}
-                png = to_png(job.pixels(codes, self._check)[0], settings)
+                png = pipeline.result(decoding, 0, prompt, benchmark_method=name).png
             acceptance = decoding.trace.acceptance_map()
             measured[name] = {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
         yield number, measured
@@ -290,27 +286,23 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     """Load the models of a benchmark.
 
     Args:
-        benchmark: Prompts and methods.
         device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If a model cannot be loaded, or a prompt is invalid.
     """
-    target = open_target(benchmark.recipe.loading, choose_device(device))
-    needs_network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-    drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if needs_network else None
-    jobs = benchmark.jobs(target, drafter)
-    jobs[PLAIN].check(benchmark.prompts)
-    return BenchmarkWorker(benchmark, jobs)
+    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, device))
+    pipelines[PLAIN].check(benchmark.prompts)
+    return BenchmarkWorker(benchmark, pipelines)
 
 
-def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
+def measure(
+    benchmark: Benchmark, pipelines: dict[str, Pipeline], folder: Path, check: Check | None = None
+) -> Iterator[dict]:
     """Measure the missing prompts in this process.
 
     Args:
-        benchmark: Prompts and methods.
-        jobs: Result of `Benchmark.jobs`.
-        folder: Folder of the benchmark.
+        pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
 
     Yields:
@@ -323,7 +315,7 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
         - `picture`: path of the image relative to `folder`.
         - `quality`: scores of the image, by column.
     """
-    worker = BenchmarkWorker(benchmark, jobs, check)
+    worker = BenchmarkWorker(benchmark, pipelines, check)
     return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
 
 
@@ -333,9 +325,7 @@ def collect(
     """Measure the missing prompts, and write their images and records.
 
     Args:
-        benchmark: Prompts and methods.
         settings: Result of `Benchmark.settings`.
-        folder: Folder of the benchmark.
         mapped: Function that measures prompts. Its argument is a list of indices of prompts. It returns a pair
             (index, results) for each of these prompts, in any order.
 
@@ -385,8 +375,6 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Prompts and methods.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 
@@ -409,9 +397,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     """Run a benchmark and write its report.
 
     Args:
-        args: Prompts and methods.
         scores: Paths of the weights for quality metrics.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 

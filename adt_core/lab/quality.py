@@ -74,13 +74,8 @@ def choose(
     """Load the metrics whose weights are given.
 
     Args:
-        clip: Folder of a CLIP model.
         hps: Folder of HPSv2.
-        aesthetic: File with the weights of LAION's aesthetic predictor.
-        inception: File with the weights of Inception.
-        real_images: Folder of reference images for FID.
         count: Number of images per method.
-        device: Device of the models.
 
     Raises:
         AdtError: If weights cannot be loaded, or a metric also needs weights that are not given.
@@ -113,10 +108,6 @@ def clip_metric(
     HPSv2, it is the score of HPSv2 (arXiv 2306.09341). Prompts are truncated to the model's maximum length.
 
     Args:
-        folder: Folder of a CLIP model in transformers' layout.
-        option: Name of the setting for error messages.
-        column: Name of the score's column.
-        device: Device of the model.
         aesthetic: File with the weights of LAION's aesthetic predictor; None for no column "aesthetic".
 
     Raises:
@@ -228,11 +219,9 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     torch-fidelity computes both scores.
 
     Args:
-        weights: File with the weights of Inception.
         real_images: Folder of reference images; None for no FID. The reference images are cropped and resized to the
             size of the generated images.
         count: Number of images per method.
-        device: Device of the model.
 
     Raises:
         AdtError: If torch-fidelity is not installed, or the weights or images cannot be used.

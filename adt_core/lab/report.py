@@ -69,7 +69,6 @@ def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
     A ratio above 1 means that `to` is faster.
 
     Args:
-        records: Records of the benchmark.
         of: Method whose time is the numerator.
         to: Method whose time is the denominator.
     """
@@ -82,7 +81,6 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
     The speed-up of a method is the median over all prompts of (time of plain decoding / time of the method).
 
     Args:
-        records: Records of the benchmark.
         sets: Scores of all images of a method together, such as FID: {method: {column: score}}.
 
     Returns:
@@ -146,7 +144,6 @@ def markdown(rows: list[dict], settings: dict, note: str) -> str:
 
     Args:
         rows: Rows of `summary`.
-        settings: Settings of the benchmark.
         note: Line below the table, or "".
     """
     images = len(settings["prompts"])
@@ -163,9 +160,6 @@ def write(
     """Write the report, and the plots if matplotlib is installed.
 
     Args:
-        records: Records of the benchmark.
-        settings: Settings of the benchmark.
-        folder: Output folder.
         sets: Scores of all images of a method together; see :func:`summary`.
         note: Line below the table, or "".
 

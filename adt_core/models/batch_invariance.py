@@ -60,7 +60,6 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
     """Return the number of positions directly before a token that have near keys.
 
     Args:
-        device: Device of the model.
         dtype: Data type of the model. Older GPUs support the kernel for far keys only in float16.
         width: Number of elements of an attention head.
 
@@ -110,7 +109,6 @@ def tiled_matmul(
             second argument [rows, out] is not None, it is added to the product.
         x: [N, in] activations. N is a multiple of `tile`.
         plus: [N, out] values to add to the product, or None.
-        tile: Number of rows of a tile.
         kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
             shape of the weight, and so on.
         tokens: Number of rows to compare; all rows if None. The other rows are padding, where `x` may be NaN.
@@ -175,7 +173,6 @@ class NearKeys(NamedTuple):
         """Return the near keys with a mask that is already expanded for all heads of a layer.
 
         Args:
-            heads: Number of key heads.
             group: Number of query heads that share a key head.
         """
         mask = repeat_for_groups(self.mask, group).expand(-1, heads, -1, -1)

@@ -28,9 +28,6 @@ class KVCache:
         Uninitialised memory may contain NaN. Attention multiplies masked values by 0, and 0 * NaN is NaN.
 
         Args:
-            config: Shape of the decoder.
-            rows: Number of rows of the batch.
-            cache_length: Number of cache positions of each row.
             like: Tensor whose dtype and device the cache gets.
             check: Called before each layer is filled with zeros. It may raise an exception to cancel.
         """
@@ -45,9 +42,6 @@ class KVCache:
         """Return the size of a cache in bytes.
 
         Args:
-            config: Shape of the decoder.
-            rows: Number of rows of the batch.
-            cache_length: Number of cache positions of each row.
             itemsize: Bytes of one element.
         """
         return 2 * config.num_layers * rows * config.num_kv_heads * cache_length * config.head_dim * itemsize

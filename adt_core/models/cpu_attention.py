@@ -9,6 +9,8 @@ Letters in shapes have the same meaning as in :mod:`.layers`. A key head has m q
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,41 +18,77 @@ MAX_SCORES = 2**20
 """Maximum number of attention scores of a layer, for which 4 MB of memory are needed."""
 
 
-def batched_mask(mask: Tensor, kv_heads: int) -> Tensor:
-    """Prepare the mask of a forward for all layers.
+class BatchedAttention:
+    """Attention of the layers of one forward.
 
-    Args:
-        mask: [R, 1, m, end] mask that is added to the scores.
-        kv_heads: Number of key heads.
-
-    Returns:
-        [R * kv_heads, m, end] mask for :func:`batched_attention`; `mask` if torch's fused kernel must be used.
+    The layers share the buffers of all results, because new memory costs more time than a small product: the system has
+    to clear it first.
     """
-    is_supported = mask.is_cpu and mask.dtype == torch.float32 and torch.is_inference_mode_enabled()
-    if not is_supported or mask.numel() * kv_heads > MAX_SCORES:
-        return mask
-    return mask.expand(-1, kv_heads, -1, -1).flatten(0, 1)
 
+    def __init__(self, mask: Tensor, heads: int, kv_heads: int, rows: int, like: Tensor):
+        """Allocate the buffers.
 
-def batched_attention(q: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention over the first positions of a layer's cache.
+        Args:
+            mask: [R, 1, m, end] mask that is added to the scores.
+            heads: Number of query heads.
+            kv_heads: Number of key heads.
+            rows: Number of rows of the result: N, then padding.
+            like: [..., d], tensor with the dtype of the queries.
+        """
+        batch, _, m, end = mask.shape
+        n = m * kv_heads // heads
+        dim = like.shape[-1]
+        if mask.dtype != like.dtype:
+            mask = mask.to(like.dtype)  # a drafter may have another dtype than the target, whose dtype the mask has
+        self._mask = mask.expand(-1, kv_heads, -1, -1).flatten(0, 1)
+        empty = partial(torch.empty, dtype=like.dtype, device=like.device)
+        self._queries = empty(batch, heads, n, dim)
+        self._by_key_head = self._queries.view(batch * kv_heads, m, dim)
+        self._scores = empty(self._mask.shape)
+        self._weights = empty(self._mask.shape)
+        self._sums = empty(self._by_key_head.shape)
+        self._sums_by_head = self._sums.view(self._queries.shape)
+        self._output = empty(rows, heads * dim)
+        output = self._output
+        if rows > batch * n:
+            output = output.zero_()[: batch * n]
+        self._by_head = output.view(batch, n, heads, dim).transpose(1, 2)
 
-    Args:
-        q: [R, key heads, m, d] queries.
-        cache: [2, R, key heads, cache_length, d] keys and values of the layer.
-        mask: [R * key heads, m, end] mask that is added to the scores.
+    @staticmethod
+    def supports(mask: Tensor, kv_heads: int) -> bool:
+        """Return whether a forward can use this class instead of torch's fused kernel.
 
-    Returns:
-        [R, key heads, m, d].
-    """
-    if mask.dtype != q.dtype:
-        mask = mask.to(q.dtype)  # a drafter may have another dtype than the target
-    batch, m, end = mask.shape
-    head, position, element = cache.stride()[2:]
-    # Views that would otherwise take several operations each: keys [batch, d, end] and values [batch, end, d].
-    keys = cache.as_strided((batch, q.shape[-1], end), (head, element, position))
-    values = cache.as_strided(
-        (batch, end, q.shape[-1]), (head, position, element), cache.storage_offset() + cache.stride(0)
-    )
-    scores = torch.baddbmm(mask, q.reshape(batch, m, -1), keys, alpha=q.shape[-1] ** -0.5)
-    return torch.bmm(scores.softmax(-1), values).view(q.shape)
+        Args:
+            mask: [R, 1, m, end] mask that is added to the scores.
+            kv_heads: Number of key heads.
+        """
+        is_supported = mask.is_cpu and mask.dtype == torch.float32 and torch.is_inference_mode_enabled()
+        return is_supported and mask.numel() * kv_heads <= MAX_SCORES
+
+    def __call__(self, queries: Tensor, cache: Tensor) -> Tensor:
+        """Compute attention over the first positions of a layer's cache.
+
+        Args:
+            queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
+            cache: [2, R, key heads, cache_length, d] keys and values of the layer.
+
+        Returns:
+            [rows, heads * d]; 0 in padding. The next call overwrites it.
+        """
+        batch, _, end = self._mask.shape
+        _, _, n, dim = self._queries.shape
+        head, position, element = cache.stride()[2:]
+        token, query_head, query_element = queries.stride()
+        # Views that would otherwise take several operations each: queries [R, heads, n, d], keys [batch, d, end] and
+        # values [batch, end, d].
+        by_token = queries.as_strided(self._queries.shape, (n * token, query_head, token, query_element))
+        keys = cache.as_strided((batch, dim, end), (head, element, position))
+        values = cache.as_strided(
+            (batch, end, dim), (head, position, element), cache.storage_offset() + cache.stride(0)
+        )
+        self._queries.copy_(by_token)
+        torch.baddbmm(self._mask, self._by_key_head, keys, alpha=dim**-0.5, out=self._scores)
+        torch.softmax(self._scores, -1, out=self._weights)
+        torch.bmm(self._weights, values, out=self._sums)
+        self._by_head.copy_(self._sums_by_head)
+        return self._output

@@ -121,10 +121,8 @@ def load(
     """Load a GlmImagePipeline without the first stage.
 
     Args:
-        transformer: Folder or weights file of the transformer.
         text_encoder: Folder or weights file of ByT5; by default the folder ``text_encoder`` next to ``transformer``.
         vae: Folder or weights file of the VAE; by default the folder ``vae`` next to ``transformer``.
-        device: Device of the weights.
         dtype: Dtype of all parts. float16 is not possible, because the activations of T5 exceed its range.
         fp8: Whether to store the transformer's matrices in float8. Each product converts its matrix to ``dtype``.
         check: Called before each tensor is read. It may raise an exception to cancel.
@@ -239,10 +237,7 @@ def denoise(
         pipeline: Result of :func:`load`.
         tokens: [rows, columns] int64 codes of the image.
         prompt: Prompt. The pipeline reads only the text in quotation marks.
-        seed: Seed of the noise.
-        steps: Number of denoising steps.
         guidance: Guidance scale. Values of 1 or below turn guidance off.
-        sources: Source images, for image-to-image mode.
         check: Called before each layer. It may raise an exception to cancel.
         on_step: Called after each step.
     """
@@ -295,9 +290,7 @@ def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tens
     reduces the noise level from 0.8 to 0.6, the same change is added three more times.
 
     Args:
-        on_step: The callback.
         last: List with one element: the latents before the step. The function replaces them with the latents after it.
-        pipeline: The pipeline.
         step: Number of the finished step, from 0.
         _: Timestep; unused.
         tensors: Tensors of the pipeline by name. "latents" are the latents after the step.
@@ -352,7 +345,6 @@ def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = (
     Args:
         pipeline: Result of :func:`load`.
         size: Number of pixels of the image.
-        sources: Source images.
     """
     config = pipeline.transformer.config
     width = pipeline.vae.config.block_out_channels[0]

@@ -40,7 +40,7 @@ from .batch_invariance import (
 from .cache import KVCache
 from .config import QUANTISED, DecoderConfig
 from .cpu import max_mkl_rows
-from .cpu_attention import batched_mask
+from .cpu_attention import BatchedAttention
 from .packed import packed
 from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
@@ -59,6 +59,7 @@ class LayerContext(NamedTuple):
         cache_position: Where keys and values are written, as in :class:`.rows.AttentionMetadata`.
         mask: Mask that is added to the attention scores, as in :func:`..kernels.attend.attend`.
         near_keys: Near keys of batch-invariant mode, as in the same function.
+        batched: Attention as batched products; None if :func:`..kernels.attend.attend` is used.
     """
 
     tile: int
@@ -67,15 +68,14 @@ class LayerContext(NamedTuple):
     cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None
+    batched: BatchedAttention | None = None
 
     @classmethod
     def of(cls, step: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
         """Return the context of a forward.
 
         Args:
-            step: Positions and mask of the forward.
             rope: Result of :func:`.rotary.rope_tables`.
-            config: Shape of the decoder.
             tile: Number of rows of a tile in batch-invariant mode, else 0.
         """
         positions = step.positions.flatten()
@@ -92,11 +92,12 @@ class LayerContext(NamedTuple):
             return cls(tile, tokens, rotation, step.cache_position, step.mask, near_keys.by_path())
         group = config.num_heads // config.num_kv_heads
         mask = repeat_for_groups(step.mask, group)
-        if near_keys is None:
-            mask = batched_mask(mask, config.num_kv_heads)
-        else:
+        batched = None
+        if near_keys is not None:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
-        return cls(tile, tokens, rotation, step.cache_position, mask, near_keys)
+        elif BatchedAttention.supports(mask, config.num_kv_heads):
+            batched = BatchedAttention(mask, *heads[:2], len(rotation.cos), rotation.cos)
+        return cls(tile, tokens, rotation, step.cache_position, mask, near_keys, batched)
 
 
 @contextmanager
@@ -273,7 +274,6 @@ class Layer(nn.Module):
         Args:
             x: [N, h] residual stream: the n tokens of row 0, of row 1 and so on, then padding up to a complete tile.
                 Overwritten unless gradients are enabled.
-            context: Positions and masks of the forward.
             cache: [2, R, kv heads, cache_length, d] keys and values of this layer. The method writes the keys and
                 values of the tokens at ``context.cache_position``.
 
@@ -285,7 +285,10 @@ class Layer(nn.Module):
         qkv = product(y, self.qkv, self.qkv_scale, None, context.tile, context.tokens)
         qkv = qkv.view(len(x), -1, self.config.head_dim)
         queries = norm_rope_store(qkv, self._projection, context.rotation, cache, context.cache_position)
-        attended = attend(queries, cache, context.mask, context.near_keys)
+        if context.batched is not None:
+            attended = context.batched(queries, cache)
+        else:
+            attended = attend(queries, cache, context.mask, context.near_keys)
         x = self._add_product(x, attended, self.out, self.out_scale, self.out_norm, context)
         y = self._normed(x, self.mlp_norm, context)
         gate_up = product(y, self.gate_up, self.gate_up_scale, None, context.tile, context.tokens)
@@ -388,7 +391,7 @@ class Decoder(nn.Module):
     @property
     def wide_dtype(self) -> torch.dtype:
         """Dtype of final features, logits and noise: float64 if ``dtype`` is float64, else float32."""
-        return torch.promote_types(self.dtype, torch.float32)
+        return torch.float64 if self.dtype is torch.float64 else torch.float32
 
     def forward(
         self,
@@ -403,8 +406,6 @@ class Decoder(nn.Module):
 
         Args:
             ids: [R, n] int64 token ids.
-            step: Positions and mask of the forward.
-            cache: KV cache of R rows.
             rope: Result of :func:`.rotary.rope_tables`.
             check: Called before every layer. It may raise an exception to cancel.
             inputs: [R, n, h] inputs of the first layer, instead of the embeddings of ``ids``.
@@ -412,7 +413,7 @@ class Decoder(nn.Module):
         Returns:
             [R, n, h] features after the final norm, in ``wide_dtype``.
         """
-        x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
+        x = self.embedding[ids] if inputs is None else inputs.clone()  # fewer operations than `F.embedding`
         shape = x.shape
         tile = self._padded_to(self.tile, shape[0] * shape[1])
         x = pad_rows(x.flatten(0, 1), tile)
@@ -422,7 +423,9 @@ class Decoder(nn.Module):
                 if check is not None:
                     check()
                 x = layer(x, context, layer_cache)
-        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape), self.tile)
+        tokens = shape[0] * shape[1]
+        x = x if len(x) == tokens else x[:tokens]
+        return self._by_rows(self._normed, x.view(shape), self.tile)
 
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
@@ -460,10 +463,9 @@ class Decoder(nn.Module):
     def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor, tile: int) -> Tensor:
         """Apply a function of a matrix [N, k] to x [..., k]. In batch-invariant mode, pad x to complete tiles first."""
         tile = self._padded_to(tile, x.numel() // x.shape[-1])
-        if not tile:
-            return function(x)
         rows = x.flatten(0, -2)
-        return function(pad_rows(rows, tile))[: len(rows)].view(*x.shape[:-1], -1)
+        y = function(pad_rows(rows, tile))[: len(rows)] if tile else function(rows)
+        return y.view(*x.shape[:-1], -1)
 
     def _padded_to(self, tile: int, rows: int) -> int:
         """Return the number of rows to whose multiple a matrix is padded before a product; 0 for no padding."""

@@ -1,16 +1,23 @@
-"""Loading of target models: detection of the family and reading of the weights."""
+"""Loading of target models: detection of the family, reading of the weights, and the table of published models."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 
 from ..errors import AdtError, Check, shown
+from ..files import LARGEST_LIST, parse_json, read_text
+from ..settings import BUNDLED
+from .downloads import Published
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
-from .quantised import quantise
-from .reading.checkpoint import Checkpoint
+from .quantised import check_device, quantise
+from .reading.checkpoint import Checkpoint, NoWeights
 from .reading.entries import check_entries, fill
-from .target import Target
+from .reading.paths import home_of, name_of, resolve
+from .target import PublishedSampling, Target, Words
+from .unsupported import refuse_kind, refuse_layout
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
@@ -23,6 +30,13 @@ FAMILIES: list[Family] = [
     glm_image.FAMILY,
 ]
 """All families, in the order of the docs. If several families recognise a checkpoint, the last of them is used."""
+
+
+BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
+"""Sampling settings of the bundled model.
+
+At temperature 1, the model draws broken shapes and mixes their colours. With guidance above 2, it repeats objects. With
+guidance below 2, it ignores words of the prompt. See model_making/README.md."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
@@ -47,30 +61,32 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 @torch.inference_mode(False)
-def load(
-    checkpoint: Checkpoint,
+def load_target(
+    path: str | Path = BUNDLED,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     check: Check | None = None,
     weights: str | None = None,
     exact: bool = True,
 ) -> Target:
-    """Load a target from its checkpoint.
+    """Load a target.
 
     The decorator turns inference mode off. Otherwise ComfyUI could not move the weights later: outside inference mode,
     torch refuses to change tensors that were created in inference mode.
 
     Args:
-        checkpoint: The files.
-        device: Device of the weights.
+        path: "bundled", a checkpoint folder or a weights file.
         dtype: Dtype of transformer and text encoder; :func:`_set_dtypes` lists exceptions. The codec is float32.
         check: Called before each tensor is read. It may raise an exception to cancel.
         weights: "int8", "fp8" or "int4" to quantise the transformer's matrices; None to store them in ``dtype``.
         exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).
 
     Raises:
-        AdtError: If the files are damaged, or don't contain a supported model.
+        AdtError: If the files are damaged, don't contain a supported model, or the device does not support the weights.
     """
+    check_device(weights, torch.device(device))
+    checkpoint = open_checkpoint(path)
+    refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
@@ -86,7 +102,18 @@ def load(
     fill(family.entries(target, checkpoint), checkpoint, check)
     target.published = family.sampling
     target.trained = family.trained
+    if str(path) == BUNDLED:
+        target.name = BUNDLED
+        target.published = BUNDLED_SAMPLING
+        target.words = bundled_words()
+        target.prompter.name = "the bundled model"
     return target
+
+
+def bundled_words() -> Words:
+    """Return the words in the training captions of the bundled model."""
+    kinds = parse_json(read_text(resolve(BUNDLED, "target").parent / "words.json", LARGEST_LIST))
+    return Words(**{kind: frozenset(words) for kind, words in kinds.items()})
 
 
 def _set_dtypes(target: Target, dtype: torch.dtype, weights: str | None) -> None:
@@ -100,3 +127,62 @@ def _set_dtypes(target: Target, dtype: torch.dtype, weights: str | None) -> None
         quantise(target.decoder, weights)
     if target.text_encoder is not None:
         target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype)
+
+
+def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
+    """Open the checkpoint of a target or a drafter.
+
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+        role: "target" or "drafter".
+
+    Raises:
+        AdtError: If the checkpoint cannot be read. If it is an unsupported kind of file, such as GGUF, the message
+            names this kind. For a published model, the message contains the command that downloads the missing files.
+    """
+    try:
+        place = resolve(path, role)
+        if place.is_file():
+            refuse_layout(place)
+        try:
+            return Checkpoint(place)
+        except NoWeights:
+            refuse_layout(place)
+            raise
+    except AdtError as error:
+        row = find_published(name_of(Path(path))) if role == "target" else None
+        if row is None:
+            raise
+        raise AdtError(
+            f"{error.template.removesuffix('.')}; to complete it, {row.how_to_get(home_of(Path(path)))}."
+        ) from error
+
+
+def published_sampling(path: str | Path) -> PublishedSampling:
+    """Return the sampling settings that the authors of a target recommend, without loading the target.
+
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+
+    Raises:
+        AdtError: If the checkpoint cannot be read.
+    """
+    if str(path) == BUNDLED:
+        return BUNDLED_SAMPLING
+    checkpoint = open_checkpoint(path)
+    refuse_kind(checkpoint)
+    return family_of(checkpoint).sampling
+
+
+def find_published(name: str) -> Published | None:
+    """Return the published model with a name, or None if no model has this name. The case of letters is ignored.
+
+    Args:
+        name: Name of the model's folder or file.
+    """
+    return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
+
+
+def published() -> list[Published]:
+    """Return the published models that this pack can load, grouped by model family."""
+    return [row for family in FAMILIES for row in family.published]

@@ -43,9 +43,7 @@ def check_length(ids: list[int], most: int, name: str) -> None:
     """Check the number of tokens of a prompt.
 
     Args:
-        ids: Token ids of the prompt.
         most: Maximum number of tokens.
-        name: Name of the model, for error messages.
 
     Raises:
         PromptTooLongError: If the prompt has more than ``most`` tokens.
@@ -135,7 +133,6 @@ class TokenPrompter(Prompter):
         """Return the text to tokenize: by default the prompt, in some families a template that contains it.
 
         Args:
-            text: The prompt.
             grid: Rows and columns of the image's codes.
         """
         return text

@@ -46,7 +46,6 @@ def quantise(decoder: Decoder, kind: str) -> None:
     """Replace every matrix of the layers with an empty quantised matrix and an empty scale, which `store` fills.
 
     Args:
-        decoder: Decoder to change.
         kind: "int8", "fp8" or "int4".
     """
     for layer in decoder.layers:

@@ -43,7 +43,6 @@ class MropePositions(NamedTuple):
         because the longer side has 3 tokens.
 
         Args:
-            config: Shape of the decoder.
             grids: (rows, columns) of each grid, in the order of generation.
         """
         parts = []
@@ -63,8 +62,6 @@ def grid_positions(begin: int, rows: int, columns: int) -> Tensor:
 
     Args:
         begin: Time of all tokens. It is also the row and the column of the first token.
-        rows: Number of rows of the grid.
-        columns: Number of columns of the grid.
 
     Returns:
         [rows * columns, 3] int64: time, row and column of each token.
@@ -82,7 +79,6 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
     tokens are zero.
 
     Args:
-        config: Shape of the decoder.
         like: Tensor whose dtype and device the tables get.
         positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the
             token at position i has time, row and column i.
@@ -163,7 +159,7 @@ class Rotation(NamedTuple):
             [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
         heads = qk.shape[1]
-        place = qkv[:, :heads]
+        place = qkv.as_strided(qk.shape, qkv.stride())  # `qkv[:, :heads]`, which is two operations
         if self.matrices is not None:
             tile = len(self.matrices[0])
             for part, rotated, matrices in zip(qk.split(tile), place.split(tile), self.matrices):

@@ -73,7 +73,7 @@ class AttentionMetadata:
 
 @dataclass
 class Roots:
-    """Root of every image: its last decided token. The target model has not processed this token yet.
+    """Root of the draft tree of every image (:mod:`..rules.tree`).
 
     Attributes:
         codes: [B] int64 codes of the roots.
@@ -137,7 +137,6 @@ class BatchRows:
 
         Args:
             prompts: ``EncodedPrompt`` or plain token ids of every row, conditional rows first.
-            cache_length: Number of cache positions.
             like: Tensor whose device and dtype the masks get.
             images: Number of images; 0 if there is one row per image.
             length: Minimum length of the padded prompts, in tokens.
@@ -306,7 +305,6 @@ class BatchRows:
         """Return the metadata with near and far keys separated, for batch-invariant mode.
 
         Args:
-            step: Metadata of the forward.
             start: First cache position that may hold another token than in plain decoding: an int64 tensor [R, 1], or
                 one number for all rows.
             near: Number of image positions directly before a token that have near keys; keys of the prompt are far.

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import AdtError
+from ..errors import AdtError, Check
 from ..settings import Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
@@ -60,7 +60,6 @@ class EncodedPrompt(list[int]):
         """Return the row with image tokens appended.
 
         Args:
-            ids: Token ids of the image tokens.
             embedding: [vocab_size, h] embedding of the decoder.
         """
         features = self.features
@@ -134,7 +133,6 @@ class Prompter:
         """Return the conditional row of a text.
 
         Args:
-            text: The prompt.
             grid: Rows and columns of the image's codes.
 
         Raises:
@@ -146,7 +144,6 @@ class Prompter:
         """Return the conditional row of a text and source images, in a family that supports source images.
 
         Args:
-            text: The prompt.
             grid: Rows and columns of the image's codes.
             sources: [rows, columns] int64 codes of each source image.
 
@@ -159,7 +156,6 @@ class Prompter:
         """Return the note that ``encode`` would attach to a prompt (:attr:`EncodedPrompt.note`).
 
         Args:
-            text: The prompt.
             grid: Rows and columns of the image's codes.
 
         Raises:
@@ -171,7 +167,6 @@ class Prompter:
         """Return the unconditional row that guidance contrasts with a prompt.
 
         Args:
-            prompt: The conditional row.
             grid: Rows and columns of the image's codes.
         """
         raise NotImplementedError
@@ -395,6 +390,10 @@ class Target:
         """Return the codes of the small image [B, rows, columns], given all tokens [B, length]."""
         return codes[:, : math.prod(self.lead)].view(len(codes), *self.lead)
 
+    def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
+        """Decode codes [B, rows, columns] to pixels [B, 3, height, width] in [-1, 1], on the codec's device."""
+        return self.codec.decode(codes.to(self.codec.codebook.device), check=check)
+
     def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
         """Return the first codes of an existing image, in the order of generation, to continue the image from there.
 
@@ -428,7 +427,6 @@ class Target:
         """Return the guidance scale at every position.
 
         Args:
-            scale: Requested scale.
             like: Tensor whose dtype and device the result gets.
 
         Returns:

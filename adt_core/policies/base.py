@@ -5,7 +5,7 @@ Terms:
 - A request is a set of images to decode with the same settings.
 - A round is one forward pass of the target, together with the drafting before it. In each round, the target verifies
   one draft tree per image.
-- A draft is a node of such a tree other than the root. The root is the last decided token of the image.
+- A draft is a node of such a tree other than the root (:mod:`..rules.tree`).
 - A method is a policy with a name. Users choose it with the setting `method`.
 """
 
@@ -102,7 +102,7 @@ class ActiveImage(NamedTuple):
 
     Attributes:
         image: Index of the image within the request.
-        position: Position of the image's last decided token, counted row by row from 0.
+        position: Raster position of the image's root.
     """
 
     image: int

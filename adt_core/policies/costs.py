@@ -79,7 +79,6 @@ class CostProfile:
         """Return the cost of a round.
 
         Args:
-            mode: Name of the draft mode.
             drafts: Number of drafts per image.
 
         Returns:

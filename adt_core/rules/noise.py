@@ -10,7 +10,6 @@ only the rows near the current position, and new rows are made a few at a time.
 Terms and dimensions:
 
 - Position: index of a token in its image, in raster order (row by row, from left to right).
-- Root: last decided token of an image. The next draft tree grows from the root.
 - Slot: index of an image in the batch.
 - B images in the batch, n positions, V tokens in the vocabulary, W rows that are stored for each image.
 """
@@ -50,10 +49,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
     rows before it.
 
     Args:
-        seed: Seed of the image.
         image_index: Index of the image among the images of its prompt.
-        positions: Raster positions.
-        vocabulary: Number of tokens V.
 
     Returns:
         [n, V] float64.
@@ -81,7 +77,6 @@ class KeyedNoise:
         """Prepare the noise.
 
         Args:
-            vocabulary: Number of tokens V.
             like: Tensor with the dtype of the noise, on the device to which the caller will copy the noise.
         """
         self._vocabulary = vocabulary
@@ -123,9 +118,6 @@ class Noise:
         """Allocate the ring.
 
         Args:
-            keys: Key of each image.
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
             like: Tensor with the dtype and the device of the ring.
             check: Cancellation callback, called before each chunk of rows is made. It may raise an exception.
@@ -148,9 +140,6 @@ class Noise:
         """Return the size of `ring` in bytes.
 
         Args:
-            images: Number of images B.
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
             itemsize: Bytes per number.
         """
@@ -161,8 +150,6 @@ class Noise:
         """Return the number W of rows that are stored for an image.
 
         Args:
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
         """
         return _sizes(length, vocabulary, ahead)[1]

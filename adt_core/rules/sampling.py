@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +38,6 @@ def noise_table(
     Args:
         sampling: Settings; seed and temperature are used.
         image_indices: Index of each image among the images of its prompt.
-        length: Number of tokens of an image.
-        vocabulary: Number of tokens V.
         like: Tensor with the dtype and the device of the noise.
 
     Returns:
@@ -59,7 +58,6 @@ def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = Non
 
     Args:
         logits: [..., V] after guidance, float32 or wider.
-        sampling: Settings of temperature and filters.
         bias: [..., V] or [..., V + 1]; None adds nothing. The bias is 0 for tokens that the grammar allows at the
             position, and -inf for others. A caller that only ranks tokens can add noise to the bias. Index V is the
             token that ends a row of the image; its logit before the bias is 0.
@@ -69,12 +67,21 @@ def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = Non
         Processed logits; excluded tokens have the logit -inf. The shape is that of the bias, or that of the logits if
         the bias is None.
     """
-    z = logits if sampling.greedy or sampling.temperature == 1 else logits / sampling.temperature
+    z = logits
+    if not sampling.greedy and sampling.temperature != 1:
+        z = z / (_cpu_scalar(sampling.temperature, z.dtype) if z.is_cpu else sampling.temperature)
     if filters:
         z = _filter(z, sampling)
     if bias is None:
         return z
     return (z if z.shape[-1] == bias.shape[-1] else F.pad(z, (0, 1))) + bias
+
+
+@cache
+def _cpu_scalar(value: float, dtype: torch.dtype) -> Tensor:
+    """Return a number as a tensor. On a CPU, torch divides by it with one operation, and by a number with five."""
+    with torch.inference_mode(False):  # usable with and without gradients
+        return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _filter(z: Tensor, sampling: Sampling) -> Tensor:
@@ -95,8 +102,9 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """Return `x.isfinite()` with fewer operations: x - x is NaN if x is infinite or NaN, else 0."""
-    return (x - x).logical_not()
+    """Return `x.isfinite()` with fewer operations: x - x is NaN if x is infinite or NaN, and NaN differs from NaN."""
+    zero_or_nan = x - x
+    return zero_or_nan == zero_or_nan
 
 
 def guide(features: Tensor, guidance: Tensor | float) -> Tensor:

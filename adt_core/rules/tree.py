@@ -1,7 +1,7 @@
 """Draft trees: candidate pool, selection of the best nodes, and the tensors that verification needs.
 
-Node 0 of a tree is the root: the last decided token of the image, whose keys and values are not cached yet. The other
-nodes are up to N drafts. Parents come before their children. Siblings are in descending order of score. If an image
+Node 0 of a tree is the root: the last decided token of the image, which the target has not read yet. The other nodes
+are up to N drafts. Parents come before their children. Siblings are in descending order of score. If an image
 has fewer drafts than others in the batch, its tree is padded with nodes whose `valid` is False.
 
 A code is an image token: an index into the codebook of the image tokenizer.

@@ -97,8 +97,6 @@ class UpstreamNoise:
         """Return the noise of some positions, from the cache if possible.
 
         Args:
-            seed: Seed.
-            positions: Successive raster positions.
             state: State of the generator before the first of these positions; None if no call with this seed was made
                 before.
         """

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,12 +54,12 @@ class Acceptance:
     last: Tensor
     next_root: Tensor
 
-    @property
+    @cached_property
     def path(self) -> Tensor:
         """Indices of the nodes on the path, beginning with the root, [B, D + 1]."""
         return self.nodes[:, :-1]
 
-    @property
+    @cached_property
     def drafts(self) -> Tensor:
         """Indices of the nodes on the path after the root, [B, D + 1]. At least the last one is an arbitrary node."""
         return self.nodes[:, 1:]
@@ -86,7 +87,6 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     y does not depend on the tree. So every tree gives the same image as decoding without drafts.
 
     Args:
-        tree: The trees.
         emitted: [B, N + 1], token y of each node.
 
     Returns:
@@ -101,7 +101,6 @@ def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Acceptance
     """Return the longest path from the root on which all nodes agree. The host does not wait for the device.
 
     Args:
-        tree: The trees.
         agrees: [B, N + 1] bool, whether each node agrees with the y of its parent.
         emitted: [B, N + 1], token y of each node.
     """
@@ -181,11 +180,8 @@ def relaxed_agreement(
     children agrees. The docstring of this module describes substitutes.
 
     Args:
-        tree: The trees.
         emitted: [B, N + 1], token y of each node.
         z: [B, N + 1, V], processed logits after each node.
-        neighbours: Nearest neighbours of each token.
-        lantern: Settings of relaxed acceptance.
         greedy: Whether the temperature is 0.
         width: Maximum number of children of a node.
         allowed: [B], maximum number of substitutes on the path of each image. A substitute does not agree if the path
@@ -252,13 +248,11 @@ def _within_delta(
     the siblings themselves do not count, because they are accepted exactly.
 
     Args:
-        tree: The trees.
         draft: [B, N + 1] bool, True for valid nodes except the root.
         mass: [B, N + 1, k], probability of each neighbour of each node.
         near: [B, N + 1, k], code of each neighbour.
         delta: Maximum total probability.
         width: Maximum number of children of a node.
-        vocabulary: Number of tokens V.
 
     Returns:
         [B, N + 1, k] bool.
@@ -295,7 +289,6 @@ def _best_sibling(tree: DraftTree, passes: Tensor, score: Tensor) -> Tensor:
     """Mark one child of each parent: the one with the highest score. Of equal scores, the first child is marked.
 
     Args:
-        tree: The trees.
         passes: [B, N + 1] bool, nodes that can be marked.
         score: [B, N + 1], score of each node.
 

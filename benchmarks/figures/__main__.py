@@ -69,23 +69,19 @@ def origin() -> dict[str, str]:
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True
     )
-    names = re.findall(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(
+        r"^model name\s*: (.*)$", cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "", re.MULTILINE
+    )
     processor = names[0] if names else platform.processor() or platform.machine()
     machine = f"{processor}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
     return {"commit": described.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
 
 
 def render(figures: dict[str, dict]) -> dict[str, str]:
     """Return the text for every place in the documents.
 
     A table is followed by the commit, the machine and the date of its part. A text of one line is not.
-
-    Args:
-        figures: Stored figures by the name of the part.
 
     Returns:
         Texts by the name of the place.
@@ -100,10 +96,6 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
 
 def fill(document: str, texts: dict[str, str]) -> str:
     """Replace the texts in the places of a document.
-
-    Args:
-        document: Content of the document.
-        texts: New texts by the name of the place.
 
     Raises:
         KeyError: If the document has a place whose name is not in `texts`.
@@ -129,20 +121,13 @@ def measure(name: str, count: int) -> dict:
     return {"count": count, "data": data}
 
 
-def measure_and_store(names: list[str], count: int | None, file: Path, figures: dict[str, dict]) -> None:
-    """Measure parts. Write all figures to a file after each part.
-
-    Args:
-        names: Names of the parts to measure.
-        count: Number of prompts of every part. None or 0 selects the default of each part.
-        file: JSON file to write. It has one line per part.
-        figures: Figures that are already known, by the name of the part. This function adds the new figures.
-    """
+def measure_and_store(names: list[str], count: int | None, figures: dict[str, dict]) -> None:
+    """Measure parts. Write all figures to a file after each part."""
     where = origin()  # now, because the files of the checkout may change during the measurement
     for name in names:
         figures[name] = where | measure(name, count or PARTS[name].count)
         lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
-        write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        write(STORED, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def update_documents(texts: dict[str, str]) -> None:
@@ -160,21 +145,14 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--count", type=int, help="number of prompts of every part")
     parser.add_argument("--write", action="store_true", help="measure nothing")
-    parser.add_argument(
-        "--output", type=Path, help="a JSON file to write instead of docs/figures.json and the documents"
-    )
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(PARTS)
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
-    figures = load_figures() if STORED.exists() and not args.output else {}
+    figures = load_figures()
     if not args.write:
-        measure_and_store(names, args.count, args.output or STORED, figures)
-    texts = render(figures)
-    if args.output:
-        print("\n\n".join(texts.values()))
-    else:
-        update_documents(texts)
+        measure_and_store(names, args.count, figures)
+    update_documents(render(figures))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from adt_core import Sampling, Target, load_drafter
-from adt_core.app.jobs import decode, new_decoding, warm_up
-from adt_core.engine.job import Job
+from adt_core import Pipeline, Sampling, Target
 from adt_core.lab.benchmark import PRESETS
 from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
@@ -46,8 +44,6 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     Args:
         model: The bundled model as :func:`chameleon` loads it.
         target: The same model in this engine, which encodes the prompt.
-        prompt: Text of the prompt.
-        sampling: Seed, guidance and temperature.
 
     Returns:
         Codes [T] of the T tokens of the image.
@@ -71,8 +67,8 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     return generated[0, len(ids) :] - first_code
 
 
-def _engine_seconds(job: Job, prompt: str) -> float:
-    return seconds_of(lambda: decode(new_decoding(job, [prompt])))
+def _engine_seconds(pipeline: Pipeline, prompt: str) -> float:
+    return seconds_of(lambda: pipeline.decoding([prompt]).run())
 
 
 def measure(count: int) -> list[dict]:
@@ -82,14 +78,14 @@ def measure(count: int) -> list[dict]:
     methods decode one prompt before the next prompt starts.
     """
     prompts = captions(FIRST_CAPTION, count)
-    target = bundled()
+    target = bundled().target
     model = chameleon()
-    jobs = comparison({"auto": PRESETS["auto"]}, prompts).jobs(target, load_drafter("bundled", target))
-    for job in jobs.values():
-        warm_up(new_decoding(job, prompts[:1]))
+    pipelines = comparison({"auto": PRESETS["auto"]}, prompts).pipelines(bundled())
+    for pipeline in pipelines.values():
+        pipeline.decoding(prompts[:1]).warm_up()
     runs: dict[str, Callable[[str], float]] = {
         TRANSFORMERS: lambda prompt: seconds_of(lambda: generate(model, target, prompt, SAMPLING)),
-        **{name: partial(_engine_seconds, job) for name, job in jobs.items()},
+        **{name: partial(_engine_seconds, pipeline) for name, pipeline in pipelines.items()},
     }
     runs[TRANSFORMERS](prompts[0])  # warm-up
     results = list(interleave(runs, prompts))

@@ -8,7 +8,6 @@ from adt_core import Drafting
 from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
 from adt_core.lab.report import median_interval, ratios, summary
 from adt_core.lab.report import table as summary_table
-from adt_core.policies import PLAIN
 
 from ..harness import BUNDLED, captions, compared
 from ..interleaving import table
@@ -37,8 +36,6 @@ PAIRS = [
     *((name + RELAXED, name) for name in RELAXABLE),
 ]  # fmt: skip
 """Pairs of a method and a baseline. The benchmark reports the speed-up of the method over the baseline."""
-DRAFTER_SHARE = 1 / 32
-"""Cost of a drafter forward as a share of a plain round: a drafter with 1 layer for a target with 32 layers."""
 SPEED = {
     "auto": "*auto*, the default",
     "merged": "network and Jacobi window in one tree, 24 drafts",
@@ -61,21 +58,6 @@ def measure_methods(count: int) -> dict:
     return {"rows": summary(records), "pairs": pairs, "images": count}
 
 
-def upper_bounds(rows: list[dict]) -> list[list]:
-    """Return upper bounds of the speed-ups: the speed-ups if verifying a tree took only as long as one plain round.
-
-    Args:
-        rows: One dictionary of results per method, from `measure_methods`.
-
-    Returns:
-        One list per method with three items: name of the method, speed-up if drafting took no time, and speed-up if
-        each drafter forward took the share `DRAFTER_SHARE` of a plain round.
-    """
-    plain = next(row for row in rows if row["method"] == PLAIN)["target_forwards"]
-    forwards = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
-    return [[name, plain / target, plain / (target + DRAFTER_SHARE * drafter)] for name, target, drafter in forwards]
-
-
 def tables_of_methods(data: dict) -> dict[str, str]:
     """Return the tables of `measure_methods` by name. See `FigurePart.tables`."""
     rows = {row["method"]: row for row in data["rows"]}
@@ -83,12 +65,10 @@ def tables_of_methods(data: dict) -> dict[str, str]:
         [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
         for name, title in SPEED.items()
     ]
-    with_drafter = f"drafter forward = 1/{round(1 / DRAFTER_SHARE)} step"
     return {
         "speed": table(["method", "speed-up over plain decoding", "tokens per target pass"], speed),
         "methods": summary_table(data["rows"], data["images"]),
         "pairs": table(["method", "baseline", "speed-up (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
-        "bounds": table(["method", "free drafting", with_drafter], upper_bounds(data["rows"])),
     }
 
 

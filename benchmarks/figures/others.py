@@ -1,4 +1,4 @@
-"""Figures on *auto*, on batches, and on half precision."""
+"""Figures on *auto* and on half precision."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from adt_core import Decoding, Drafting, Target, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding, warm_up
-from adt_core.engine.job import Job
-from adt_core.lab.benchmark import PRESETS
+from adt_core import Decoding, Pipeline, Recipe, load_drafter, load_target
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from ..auto import METHODS, cells, measure, workers
-from ..harness import SAMPLING, bundled, captions, comparison
+from ..harness import SAMPLING, captions
 from ..interleaving import format_interval, interleave, median_with_interval, table
 from .parts import FigurePart
 
@@ -40,60 +35,6 @@ def tables_of_auto(lines: list[dict]) -> dict[str, str]:
     return {"auto": table(columns, rows)}
 
 
-BATCH_SIZES = (1, 2, 4, 8, 16)
-REPEATS = 2
-BATCHED = {PLAIN: "plain", "auto": "auto"}
-
-
-def measure_together(count: int) -> list[dict]:
-    """Measure the throughput for each method and batch size.
-
-    The results also contain how many images are equal to the images of plain decoding with batch size 1.
-    """
-    prompts = captions(3200, count)
-    indices = list(range(count))
-    jobs = comparison({name: PRESETS[name] for name in BATCHED}, prompts).jobs(
-        bundled(), load_drafter("bundled", bundled())
-    )
-
-    def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
-        batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
-        decodings = [decode(new_decoding(jobs[name], prompts[batch], indices[batch])) for batch in batches]
-        seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
-        return seconds, torch.cat([decoding.codes for decoding in decodings])
-
-    for name, batch_size in product(BATCHED, BATCH_SIZES):
-        warm_up(new_decoding(jobs[name], prompts[:batch_size]))
-    runs = {(name, size): partial(run, name=name, batch_size=size) for name, size in product(BATCHED, BATCH_SIZES)}
-    results = list(interleave(runs, range(REPEATS)))
-    single = [result[PLAIN, 1] for result in results]
-    lines = []
-    for name, batch_size in runs:
-        measured = [result[name, batch_size] for result in results]
-        times = [plain[0] / other[0] for plain, other in zip(single, measured)]
-        line = {"method": name, "at once": batch_size, "times": [float(np.median(times)), min(times), max(times)]}
-        line["rate"] = 60 * count / float(np.median([seconds for seconds, _ in measured]))
-        identical = (measured[0][1] == single[0][1]).all(-1).sum().item()
-        lines.append(line | {"same": f"{identical} of {count}"})
-    return lines
-
-
-def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    """Return the table, by its name ``together``. See `FigurePart.tables`."""
-    columns = [
-        "method",
-        "batch size",
-        "images per minute",
-        "speed-up over plain decoding of single images (minimum to maximum)",
-        "identical",
-    ]
-    rows = (
-        [BATCHED[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
-        for line in lines
-    )
-    return {"together": table(columns, rows)}
-
-
 HALF = {
     "plain": METHODS[PLAIN],
     "window, a chain": METHODS["chain of 16"],
@@ -103,26 +44,23 @@ HALF = {
 MODES = {"on": True, "off": False}
 
 
-def _decode_one(job: Job, prompt: str) -> Decoding:
-    return decode(new_decoding(job, [prompt]))
-
-
-def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
-    return Job(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
+def _decode_one(pipeline: Pipeline, prompt: str) -> Decoding:
+    return pipeline.decoding([prompt]).run()
 
 
 def measure_half(count: int) -> list[dict]:
     """Measure plain decoding and other methods in bfloat16, with the batch-invariant mode on and off."""
     prompts = captions(3600, count)
-    jobs = {}
+    pipelines = {}
     for mode, exact in MODES.items():
         target = load_target(dtype=torch.bfloat16, exact=exact)
-        jobs |= {(name, mode): _half_job(target, *options) for name, options in HALF.items()}
-    for job in jobs.values():
-        warm_up(new_decoding(job, prompts[:1]))
-    runs = {(name, mode): partial(_decode_one, jobs[name, mode]) for name, mode in product(HALF, MODES)}
+        for name, (drafter, drafting) in HALF.items():
+            pipelines[name, mode] = Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
+    for pipeline in pipelines.values():
+        pipeline.decoding(prompts[:1]).warm_up()
+    runs = {(name, mode): partial(_decode_one, pipelines[name, mode]) for name, mode in product(HALF, MODES)}
     results = list(interleave(runs, prompts))
-    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in jobs}
+    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in pipelines}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}
@@ -157,6 +95,5 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
 
 PARTS = {
     "auto": FigurePart(6, measure_auto, tables_of_auto),
-    "together": FigurePart(32, measure_together, tables_of_together),
     "half": FigurePart(3, measure_half, tables_of_half),
 }

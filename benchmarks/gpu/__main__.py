@@ -82,13 +82,9 @@ def run_worker(
     """Run a worker process with a time limit.
 
     Args:
-        command: Command line of the worker.
-        file: File to which the worker appends its results.
         log: File for the standard output and standard error of the worker.
-        seconds: Time limit.
         silence: Maximum time in seconds without growth of `file`.
         on_output: Function to call whenever `file` has grown.
-        variables: Environment variables to set.
 
     Returns:
         Exit code of the worker, or None if the worker was killed at one of the limits.
@@ -148,11 +144,8 @@ def run_part(
 
     Args:
         module: Module of the part, with the function that returns the cases, as in :data:`PARTS`.
-        seconds: Time limit.
-        folder: Folder for the worker's files.
         rehearse: Whether to use small random models.
         on_results: Function to call with all results of the part so far, whenever there are new results.
-        variables: Environment variables of the worker.
 
     Returns:
         Results of the part, as values that JSON supports.
@@ -219,7 +212,6 @@ def measure(minutes: float, output: Path, rehearse: bool, only: Sequence[str] | 
 
     Args:
         minutes: Time limit of the complete run in minutes.
-        output: Folder for gpu.json and gpu.md.
         rehearse: Whether to use small random models.
         only: Names of the parts to run, in this order. None runs all parts.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from adt_core.policies import PLAIN
 
-from .device import CAPTURED, EAGER
-from .kernels import BITS, ROUNDS
+from .device import CAPTURED
+from .kernels import BITS, DIFFERING, ROUNDS
 from .models import BOTH, SEVEN_B, TITLES
 from .pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST
 
@@ -24,105 +24,53 @@ class Bar(NamedTuple):
 
     Attributes:
         title: Description of the measured value.
-        value: Function that returns the measured value from the rows of a run, or None if the rows do not contain it.
+        part: Part of the benchmark that measures the value.
+        column: Column of the value.
+        where: Values that the row must have in other columns.
         bound: Threshold.
         most: True if the threshold is a maximum, False if it is a minimum.
     """
 
     title: str
-    value: Callable[[Rows], float | None]
+    part: str
+    column: str
+    where: Mapping[str, object]
     bound: float
     most: bool = False
+
+    def value(self, rows: Rows) -> float | None:
+        """Return the worst measured value (of a value with quartiles the median), or None if no row contains it."""
+        found = [row.get(self.column) for row in rows.get(self.part, []) if self.where.items() <= row.items()]
+        values = [figure["median"] if isinstance(figure, dict) else figure for figure in found if figure is not None]
+        return (max if self.most else min)(values, default=None)
 
     def met(self, value: float) -> bool:
         """Return whether a measured value meets the threshold."""
         return value <= self.bound if self.most else value >= self.bound
 
 
-def median_of(figure: dict | float | None) -> float | None:
-    """Return the median of a figure. A figure is a number, or a dictionary with "median" and quartiles."""
-    return figure["median"] if isinstance(figure, dict) else figure
+def _piece(title: str, name: str, column: str, bound: float, most: bool = False) -> Bar:
+    """Return a bar for a piece (a component of a round) of the 7B model in bfloat16, launched as a CUDA graph."""
+    where = {"shape": SEVEN_B, "weights": "bf16", "launched": CAPTURED, "piece": name}
+    return Bar(f"{SEVEN_B} in bf16: {title}", "pieces", column, where, bound, most)
 
 
-def find(rows: list[dict], column: str, **values: object) -> float | None:
-    """Return a figure from the first row that matches.
-
-    Args:
-        rows: Rows of a part.
-        column: Column of the figure.
-        **values: Values that the row must have in other columns.
-
-    Returns:
-        The figure, or None if there is none.
-    """
-    matching = (row for row in rows if all(row.get(key) == value for key, value in values.items()))
-    return median_of(next(matching, {}).get(column))
+def _kernels(title: str, method: str, bound: float) -> Bar:
+    """Return a bar for the speed-up of rounds of the 7B model by Triton kernels."""
+    where = {"table": ROUNDS, "weights": "bf16", "round": TITLES[method], "Triton": "on"}
+    return Bar(f"{SEVEN_B} in bf16: {title}, speed-up by Triton kernels", "rounds", "times as fast", where, bound)
 
 
-def piece(rows: Rows, name: str, column: str, weights: str = "bf16") -> float | None:
-    """Return a figure of a piece of the 7B model. A piece is a component of a round, see `pieces`.
-
-    The figure is for the default launch mode: CUDA graphs on a GPU, single kernels otherwise.
-
-    Args:
-        rows: Rows of a run.
-        name: Name of the piece.
-        column: Column of the figure.
-        weights: "bf16", "int8", "fp8" or "int4".
-    """
-    pieces = rows.get("pieces", [])
-    mode = CAPTURED if any(row.get("launched") == CAPTURED for row in pieces) else EAGER
-    return find(pieces, column, shape=SEVEN_B, weights=weights, launched=mode, piece=name)
-
-
-def ratio(one: float | None, other: float | None) -> float | None:
-    """Return the ratio of two figures, or None if one is missing."""
-    return None if one is None or not other else one / other
-
-
-def steps_of(name: str) -> Callable[[Rows], float | None]:
-    """Return a function that returns the time of a piece, measured in plain rounds."""
-    return lambda rows: piece(rows, name, "steps")
-
-
-def speedup_with(weights: str) -> Callable[[Rows], float | None]:
-    """Return a function that returns the speed-up of plain rounds with quantised weights over bfloat16 weights."""
-    return lambda rows: ratio(piece(rows, PLAIN_ROUND, "ms"), piece(rows, PLAIN_ROUND, "ms", weights))
-
-
-def bundled_speedup(rows: Rows) -> float | None:
-    """Return the speed-up of the method `BOTH` over plain decoding on the bundled model, for one image at a time."""
-    table = "Batches of the bundled model"
-    return find(rows.get("batches", []), "times plain", table=table, method=TITLES[BOTH], images=1)
-
-
-def kernels_speedup(name: str) -> Callable[[Rows], float | None]:
-    """Return a function that returns the speed-up of rounds with Triton kernels, for a method of the 7B model."""
-    values = {"table": ROUNDS, "weights": "bf16", "round": TITLES[name], "Triton": "on"}
-    return lambda rows: find(rows.get("rounds", []), "times as fast", **values)
-
-
-def differing_elements(rows: Rows) -> float | None:
-    """Return how many results of the used Triton kernels depend on the number of rows; None if none was used."""
-    used = [row for row in rows.get("bits", []) if row["table"] == BITS and row["Triton is used"]]
-    counts = [count for row in used for column, count in row.items() if column.endswith(" rows")]
-    return sum(counts) if counts else None
-
-
-SEVEN = f"{SEVEN_B} in bf16: "
 TREE = f"{FORWARD}{DRAFTS + 1}"
+BATCH = {"table": "Batches of the bundled model", "method": TITLES[BOTH], "images": 1}
+USED = {"table": BITS, "Triton is used": True}
 BARS = (
-    Bar(
-        f"{SEVEN}a plain round, share of the weight-streaming limit",
-        lambda rows: piece(rows, PLAIN_ROUND, "share of the limit"),
-        0.70,
-    ),
-    Bar(f"{SEVEN}a {TREE} nodes, in plain rounds", steps_of(TREE), 1.15, most=True),
-    Bar(f"{SEVEN}a {LEVEL}, in plain rounds", steps_of(LEVEL), 0.06, most=True),
-    Bar(f"{SEVEN}{REST} of a round, in plain rounds", steps_of(REST), 0.05, most=True),
-    Bar(f"{SEVEN}a plain round, speed-up by Triton kernels", kernels_speedup(PLAIN), 1.3),
-    Bar(f"{SEVEN}a round with 24 drafts, speed-up by Triton kernels", kernels_speedup(BOTH), 1.2),
-    Bar("used Triton kernels: elements that depend on the number of rows", differing_elements, 0, most=True),
-    Bar(f"{SEVEN_B}: plain rounds in int8, speed-up over bf16", speedup_with("int8"), 1.0),
-    Bar(f"bundled model: {TITLES[BOTH]}, speed-up over {TITLES[PLAIN]}", bundled_speedup, 3.0),
+    _piece("a plain round, share of the weight-streaming limit", PLAIN_ROUND, "share of the limit", 0.70),
+    _piece(f"a {TREE} nodes, in plain rounds", TREE, "steps", 1.15, most=True),
+    _piece(f"a {LEVEL}, in plain rounds", LEVEL, "steps", 0.06, most=True),
+    _piece(f"{REST} of a round, in plain rounds", REST, "steps", 0.05, most=True),
+    _kernels("a plain round", PLAIN, 1.3),
+    _kernels("a round with 24 drafts", BOTH, 1.2),
+    Bar("used Triton kernels: elements that depend on the number of rows", "bits", DIFFERING, USED, 0, most=True),
+    Bar(f"bundled model: {TITLES[BOTH]}, speed-up over {TITLES[PLAIN]}", "batches", "times plain", BATCH, 3.0),
 )

@@ -3,10 +3,6 @@
 - *Products*: matrix products with the largest matrix of a 7B model. They have 2 rows (a plain round with guidance),
   64 rows (one tile), 128 rows (two tiles) and 130 rows (slightly more). A tile is the fixed number of rows that the
   batch-invariant mode multiplies in one product.
-- *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over
-  all columns (cache positions) at once (*whole*), in chunks of 256 columns, and in chunks whose results are merged.
-  Chunks are useful only if they are faster for plain rounds and for trees, because both must compute attention in the
-  same way.
 - *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
   captures CUDA graphs and measures costs.
 - *Company*: images of a batch, compared with images that plain decoding makes one by one.
@@ -25,11 +21,9 @@ from functools import partial
 from unittest import mock
 
 import torch
-from torch import Tensor
 
-from adt_core.app.jobs import new_decoding
 from adt_core.engine import pool
-from adt_core.models import batch_invariance, torch_private
+from adt_core.models import batch_invariance
 from adt_core.policies import PLAIN
 
 from . import device
@@ -41,7 +35,7 @@ from .models import (
     WINDOW,
     decode_rounds,
     forwards_of,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
@@ -51,7 +45,6 @@ from .models import (
 ROWS = (2, 64, 128, 130)
 EDGES = (1, 32, 33, 64, 65)
 """Numbers of tokens in a forward, at the limits of one and two tiles of 64 rows. A token has two rows (guidance)."""
-CHUNK = 256
 PROMPTS = ("A picture.", "A picture of a house by a lake, with two boats on it.", "A cat.", "A red car on a street.")
 
 
@@ -79,62 +72,6 @@ def _products(rehearse: bool) -> Iterator[dict]:
             yield {"table": "Products", "layout": layout, "rows": rows, "ms": times[str(rows)], "bits of a tile": same}
 
 
-def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and, for each query, the logarithm of the sum of exponentiated scores (log-sum).
-
-    On a CPU, where only rehearsals run, the log-sums are zeros.
-    """
-    if q.is_cuda:
-        return torch_private.far_attention(q, keys, values, mask)
-    return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
-
-
-def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Compute attention separately for each chunk of `CHUNK` columns.
-
-    This function calls the kernel once per batch row. In such a call, heads take the place of batch rows, and chunks
-    take the place of heads. The kernel then computes all heads and chunks of the batch row in one call.
-
-    Args:
-        q: Queries [B, heads, queries, width], for B batch rows.
-        keys: [B, heads, columns, width].
-        values: [B, heads, columns, width].
-        mask: [B, 1, queries, columns].
-
-    Returns:
-        Attention [B, heads, chunks, queries, width] and log-sums [B, heads, chunks, queries].
-    """
-    heads, queries = q.shape[1:3]
-    # [B, 1, queries, columns] -> [B, 1, queries, chunks, CHUNK] -> [B, heads, chunks, queries, CHUNK]
-    masks = mask.view(len(q), 1, queries, -1, CHUNK).transpose(2, 3).expand(-1, heads, -1, -1, -1)
-    keys, values = (part.unflatten(2, (-1, CHUNK)) for part in (keys, values))
-    q = q[:, :, None].expand(-1, -1, masks.shape[2], -1, -1)
-    return tuple(torch.stack(parts) for parts in zip(*(_far(*row) for row in zip(q, keys, values, masks))))
-
-
-def _merged(*arguments: Tensor) -> Tensor:
-    """Compute attention in chunks and merge the results.
-
-    The merge uses float64. After rounding, its result does not depend on the order of the sum, as the batch-invariant
-    mode requires.
-    """
-    out, log_sums = _chunked(*arguments)
-    return (out * log_sums.double().softmax(2)[..., None]).sum(2)
-
-
-def _attention(rehearse: bool) -> Iterator[dict]:
-    config = shape_of(SEVEN_B, rehearse).config
-    variants = {"whole": _far, "chunks": _chunked, "chunks, merged": _merged}
-    for columns in (512, 1024, 2048):
-        keys, values = (torch.randn(2, config.num_heads, columns, config.head_dim, **_options()) for _ in range(2))
-        for queries in (1, 32, 65):
-            q = torch.randn(2, config.num_heads, queries, config.head_dim, **_options())
-            mask = torch.zeros(2, 1, queries, columns, **_options())
-            calls = {name: partial(variant, q, keys, values, mask) for name, variant in variants.items()}
-            for name, times in _timed(calls, rehearse).items():
-                yield {"table": "Far attention", "columns": columns, "queries": queries, "how": name, "ms": times}
-
-
 def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
     with mock.patch.dict(batch_invariance.TILE, {"cuda": tile}):
         target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16)
@@ -146,12 +83,11 @@ def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
 def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     shape = shape_of(SEVEN_B, rehearse)
     target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
-    job = job_of(target, random_network(target), "auto", guidance=shape.guidance)
+    pipeline = pipeline_of(target, random_network(target), "auto", guidance=shape.guidance)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
-            decoding = new_decoding(job, [PROMPTS[0]])
+            decoding = pipeline.decoding([PROMPTS[0]])
             seconds = seconds_of(partial(decode_rounds, decoding))
-            measuring = seconds_of(decoding.learn_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
             captured_bytes = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
             yield {
@@ -159,7 +95,6 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
                 "weights": weights or "bf16",
                 "image": number,
                 "seconds": seconds,
-                "then measuring, s": measuring,
                 "captures": len(captures),
                 "seconds of captures": sum(captures),
                 "MiB of captures": captured_bytes / 2**20,
@@ -176,15 +111,15 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
     """
     target = with_quarter_grid(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)
-    plain, drafted = (job_of(target, network, name) for name in (PLAIN, method))
-    expected = torch.cat([decode_rounds(new_decoding(plain, [prompt])) for prompt in PROMPTS])
+    plain, drafted = (pipeline_of(target, network, name) for name in (PLAIN, method))
+    expected = torch.cat([decode_rounds(plain.decoding([prompt])) for prompt in PROMPTS])
     half = target.cells(expected).flatten(1)[:, : target.grid[0] * target.grid[1] // 2]
     with mock.patch.object(pool, "MAX_POOLED", 1):
         cases = {
-            "alone": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "four at once": (decode_rounds(new_decoding(drafted, PROMPTS)), expected),
-            "alone again, after the other plan": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "continued": (decode_rounds(new_decoding(drafted, PROMPTS[:1], prefix=half[:1])), expected[:1]),
+            "alone": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "four at once": (decode_rounds(drafted.decoding(PROMPTS)), expected),
+            "alone again, after the other plan": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "continued": (decode_rounds(drafted.decoding(PROMPTS[:1], prefix=half[:1])), expected[:1]),
         }
     for what, (codes, reference) in cases.items():
         equal = int((codes == reference).all(1).sum())
@@ -212,7 +147,6 @@ def cases(rehearse: bool) -> list[Case]:
         ("images, bf16", partial(_images, None)),
         (f"company, {BOTH}", partial(_company, BOTH)),
         ("products", _products),
-        ("far attention", _attention),
         ("images, int8", partial(_images, "int8")),
         ("page, native", partial(_page, "native")),
         ("page, cudaMallocAsync", partial(_page, "cudaMallocAsync")),

@@ -80,7 +80,6 @@ def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
     """Return the median and the quartiles of some values.
 
     Args:
-        values: Measured values.
         scale: Factor for all values, for example 1000 to convert seconds to milliseconds.
     """
     low, median, high = (float(value) for value in np.percentile([scale * value for value in values], (25, 50, 75)))
@@ -93,10 +92,6 @@ def measure_interleaved(
     """Call all functions once, then all functions again, and so on.
 
     If a function raises an exception, it is not called again.
-
-    Args:
-        calls: Functions by name.
-        repeats: Number of calls of each function.
 
     Returns:
         Two dictionaries by name: the results of all functions that did not fail, and the error of each function that
@@ -232,10 +227,6 @@ def limit_memory(limit: int | None) -> None:
 
 def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
     """Measure the memory rate with three kernels.
-
-    Args:
-        size: Size of the tensors in bytes.
-        repeats: Number of calls of each kernel.
 
     Returns:
         Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".

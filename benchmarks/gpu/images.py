@@ -1,4 +1,4 @@
-"""Seconds per image of this engine, of transformers and, if available, of LANTERN's public code.
+"""Seconds per image of this engine and of transformers.
 
 The seconds per image are *computed*: the time of a round, times the number of rounds in an image, plus the time to read
 the prompt. The codec is not included. All models have random weights, so they cannot show how many tokens a round
@@ -17,19 +17,15 @@ with half as many rows and columns.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from adt_core import Target
-from adt_core.app.jobs import new_decoding
+from adt_core import Pipeline, Target
 from adt_core.drafters import Drafter
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -45,21 +41,20 @@ from .models import (
     ModelShape,
     Stream,
     decode_rounds,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
     trained,
-    tree_job,
+    tree_pipeline,
     with_quarter_grid,
 )
-from .other_engines import Step, lantern_step, transformers_model, transformers_step
+from .other_engines import Step, transformers_model, transformers_step
 from .pieces import LONGEST
 
 FIRST_CAPTION = 3500  # number of the first held-out caption of this part
 OURS = "this engine"
 TRANSFORMERS = "transformers"
-LANTERN_CODE = "LANTERN's public code"
 
 
 class TreeCase(NamedTuple):
@@ -96,8 +91,8 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
     for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
-        decoding = new_decoding(
-            job_of(*trained(dtype, rehearse), method), captions(FIRST_CAPTION, 1 if rehearse else 4)
+        decoding = pipeline_of(*trained(dtype, rehearse), method).decoding(
+            captions(FIRST_CAPTION, 1 if rehearse else 4)
         )
         decode_rounds(decoding)
         report = decoding.trace.report()
@@ -108,11 +103,11 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     return tuple(found)
 
 
-def _job(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Job:
-    """Return a job whose rounds draft the trees of a `TreeCase`."""
+def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
+    """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_job(target, network, *trace.tree, guidance=guidance)
-    return job_of(target, network, trace.method, guidance=guidance)
+        return tree_pipeline(target, network, *trace.tree, guidance=guidance)
+    return pipeline_of(target, network, trace.method, guidance=guidance)
 
 
 def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
@@ -130,16 +125,16 @@ def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill
     }
 
 
-def _prefill_seconds(job: Job) -> float:
+def _prefill_seconds(pipeline: Pipeline) -> float:
     """Return the seconds for reading a prompt and generating the noise of an image, after a warm-up."""
     for _ in range(2):
-        decoding = new_decoding(job, ["A picture."])
+        decoding = pipeline.decoding(["A picture."])
         decode_rounds(decoding, 1)
     return decoding.trace.prefill_seconds
 
 
-def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
-    """Return two dictionaries by engine: plain decoding of the engines that work, and the errors of the others."""
+def _other_engines(shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
+    """Return plain decoding by transformers with each cache that works, and the errors of the others."""
     makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
     failed: dict[str, str] = {}
@@ -149,8 +144,6 @@ def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str,
             makers[f"{TRANSFORMERS}, {kind} cache"] = partial(transformers_step, model, shape, length, kind)
     except Exception as error:  # an incompatible version of transformers
         failed[TRANSFORMERS] = device.describe_error(error)
-    if name == SEVEN_B and (repository := _lantern_repository()):
-        makers[LANTERN_CODE] = partial(lantern_step, repository, shape, length)
     for engine, make in makers.items():
         try:
             steps[engine] = make()
@@ -169,18 +162,18 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     length = target.length
     short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
-    jobs = {f"{trace.title}, {trace.source}": _job(trace, short, network, shape.guidance) for trace in chosen}
-    streams = {key: Stream(job, modes()[0], warm_up=warm_up) for key, job in jobs.items()}
-    others, failed = _other_engines(name, shape, short.length)
+    pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance) for trace in chosen}
+    streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
+    others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
     timers |= {key: partial(seconds_of, other.step) for key, other in others.items()}
     times, more_failed = device.measure_interleaved(timers, repeats)
     for stream in streams.values():
         stream.close()
     rows = []
-    for (key, job), trace in zip(jobs.items(), chosen):
+    for (key, pipeline), trace in zip(pipelines.items(), chosen):
         if key in times:
-            rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(job), length))
+            rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(pipeline), length))
     plain = TreeCase(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
     rows += [_row(name, key, plain, times[key], others[key].prefill, length) for key in others if key in times]
     yield from with_speedups(rows)
@@ -195,18 +188,6 @@ def with_speedups(rows: list[dict]) -> list[dict]:
     return [row | {name: seconds and seconds / row["seconds"] for name, seconds in baselines.items()} for row in rows]
 
 
-def _lantern_repository() -> Path | None:
-    """Return the folder of LANTERN's public code from the environment variable LANTERN_REPO, or None."""
-    path = os.environ.get("LANTERN_REPO")
-    return Path(path) if path and Path(path).is_dir() else None
-
-
-def _lantern_status() -> Iterator[dict]:
-    found = _lantern_repository() is not None
-    status = f"timed with {SEVEN_B}" if found else "not available: LANTERN_REPO names no folder"
-    yield {"table": LANTERN_CODE, "checkouts": int(found), "said": status}
-
-
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: whether LANTERN's code is available, then one case per model shape."""
-    return [(LANTERN_CODE, _lantern_status), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]
+    """Return the cases of this part, one per model shape."""
+    return [(name, partial(_measure, name, rehearse)) for name in SHAPES]

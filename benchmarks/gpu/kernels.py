@@ -25,17 +25,16 @@ from functools import partial
 
 import torch
 
-from adt_core import Target, load_target
+from adt_core import Pipeline, Target, load_target
 from adt_core.engine import pool
 from adt_core.engine.graphs import disabled_reason
-from adt_core.engine.job import Job
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
 from adt_core.kernels.linear import TESTED_ROWS
 from adt_core.policies import PLAIN
 
 from . import device
 from .device import Activity, Case, spread, the_device
-from .models import BOTH, SEVEN_B, TITLES, Stream, job_of, random_network, random_target, shape_of
+from .models import BOTH, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
@@ -48,6 +47,7 @@ NODES = (1, 25, 64)
 """Numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree."""
 ROUNDS = "Rounds"
 BITS = "Bits"
+DIFFERING = "differing in all"
 REPEATS = 5
 """Number of measurements of an operation."""
 
@@ -136,7 +136,9 @@ def _measure_bits(operation: Operation, head: dict, rehearse: bool) -> Iterator[
     used = verdict and verdict.uses_kernel
     if verdict is not None:
         yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
-    yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
+    found = differing_elements(operation)
+    total = sum(count for column, count in found.items() if column.endswith(" rows"))
+    yield {"table": BITS} | head | {"Triton is used": used} | found | {DIFFERING: total}
 
 
 def _measure_times(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
@@ -200,20 +202,16 @@ Rounds = dict[tuple[bool, str], _Rounds]
 """Rounds by two keys: whether Triton kernels are on, and the method."""
 
 
-def _decode_block(target: Target, on: bool, jobs: dict[str, Job], rounds: Rounds, rehearse: bool) -> list[Verdict]:
-    """Decode a block of rounds of each method in turns, and return the verdicts of the trials.
-
-    Args:
-        target: Target of the jobs.
-        on: Whether Triton kernels are on.
-        jobs: Jobs by method.
-        rounds: Where the results are added.
-        rehearse: Whether to decode only a few rounds.
-    """
+def _decode_block(
+    target: Target, on: bool, pipelines: dict[str, Pipeline], rounds: Rounds, rehearse: bool
+) -> list[Verdict]:
+    """Decode a block of rounds of each method in turns, and return the verdicts of the trials."""
     count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
     with kernels(on):
         pool.release(target.decoder)  # its captured rounds contain the kernels of the block before
-        streams = {method: Stream(job, device.modes()[0], warm_up=warm_up) for method, job in jobs.items()}
+        streams = {
+            method: Stream(pipeline, device.modes()[0], warm_up=warm_up) for method, pipeline in pipelines.items()
+        }
         for _ in range(count):
             for method, stream in streams.items():
                 rounds[on, method].seconds.append(stream.seconds())
@@ -229,9 +227,9 @@ def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
     shape = shape_of(SEVEN_B, rehearse)
     target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
     network = random_network(target)
-    jobs = {method: job_of(target, network, method, guidance=shape.guidance) for method in METHODS}
+    pipelines = {method: pipeline_of(target, network, method, guidance=shape.guidance) for method in METHODS}
     rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
-    chosen = [_decode_block(target, on, jobs, rounds, rehearse) for on in BLOCKS]
+    chosen = [_decode_block(target, on, pipelines, rounds, rehearse) for on in BLOCKS]
     head = {"model": SEVEN_B, "weights": weights or "bf16"}
     for (on, method), found in rounds.items():
         row = {"table": ROUNDS} | head | {"round": TITLES[method], "Triton": "on" if on else "off"}

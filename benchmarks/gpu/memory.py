@@ -17,11 +17,10 @@ from functools import partial
 import torch
 
 from adt_core import AdtError, load_target
-from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from .device import Case, describe_error, free_memory, limit_memory, peaks, the_device
-from .models import BOTH, SHAPES, TITLES, all_bytes, decode_rounds, job_of, random_network, random_target, shape_of
+from .models import BOTH, SHAPES, TITLES, all_bytes, decode_rounds, pipeline_of, random_network, random_target, shape_of
 
 GIB = 2**30
 METHODS = (PLAIN, BOTH)
@@ -37,7 +36,7 @@ def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> 
     target = random_target(name, shape, torch.bfloat16, weights)
     network = None if method == PLAIN else random_network(target)
     free_memory()
-    decoding = new_decoding(job_of(target, network, method, guidance=shape.guidance), ["A picture."])
+    decoding = pipeline_of(target, network, method, guidance=shape.guidance).decoding(["A picture."])
     stored = all_bytes(target.decoder, target.codec, network)
     estimate = stored + decoding.memory_required()
     decode_rounds(decoding, 2 if rehearse else ROUNDS)

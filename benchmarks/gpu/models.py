@@ -1,6 +1,6 @@
 """Models to measure: the bundled model, and models with random weights in the shapes of published models.
 
-All parts of the GPU benchmark create models, drafters and jobs with this module.
+All parts of the GPU benchmark create models, drafters and pipelines with this module.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.jobs import new_decoding
+from adt_core import Decoding, Drafting, Lantern, Pipeline, Recipe, Sampling, Target, load_drafter, load_target
 from adt_core.drafters import Drafter, default_options
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
-from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
 from adt_core.models.cache import KVCache
 from adt_core.models.config import QUANTISED, DecoderConfig
@@ -32,7 +30,6 @@ from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.adt_tree import AdtTree
-from adt_core.recipe import Recipe
 from adt_core.trace import Round
 
 from . import device
@@ -97,7 +94,7 @@ SHAPES = {
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
-"""TreeSizes of published models, by name."""
+"""Shapes of published models, by name."""
 LONGEST_STEP = 32
 """Estimated maximum number of tokens that a round decodes."""
 SEVEN_B = "Anole-7B"
@@ -152,9 +149,6 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
     """Create a target with random weights on the device. Its codec is smaller than the codec of the published model.
 
     Args:
-        name: Name of the target.
-        shape: Shape of the decoder.
-        dtype: Data type of the weights.
         weights: Quantisation of the matrices, "int8", "fp8" or "int4". None does not quantise.
     """
     where = device.the_device()
@@ -196,7 +190,7 @@ def all_bytes(*networks: nn.Module | None) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-# ---- jobs -----------------------------------------------------------------------------------------
+# ---- pipelines -----------------------------------------------------------------------------------------
 
 
 @cache
@@ -215,11 +209,10 @@ def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
     return target, random_network(target)
 
 
-def job_of(target: Target, network: Drafter | None, method: str, **options: float) -> Job:
-    """Return a job with a method of `TITLES`.
+def pipeline_of(target: Target, network: Drafter | None, method: str, **options: float) -> Pipeline:
+    """Return a pipeline with a method of `TITLES`.
 
     Args:
-        target: Target model.
         network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
         **options: Arguments of `Sampling`.
@@ -232,23 +225,14 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
     if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
         defaults = default_options(drafter, device.the_device().type, sampling.guided)
         drafting = drafting.replace(**{**defaults, "method": ADT_TREE})
-    return Job(target, Recipe(sampling, drafting, lantern), drafter)
+    return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 
 
-def tree_job(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Job:
-    """Return a job in which the network drafts trees of a fixed shape.
-
-    Args:
-        target: Target model.
-        network: Drafter network.
-        depth: Depth of the trees.
-        width: Number of children of a node.
-        drafts: Number of drafts per tree.
-        **options: Arguments of `Sampling`.
-    """
+def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
+    """Return a pipeline in which the network drafts trees of a fixed shape."""
     tree = Drafting("eagle2", depth=depth, width=width, drafts=drafts)
-    job = job_of(target, network, ADT_TREE, **options)
-    return replace(job, recipe=replace(job.recipe, drafting=tree))
+    pipeline = pipeline_of(target, network, ADT_TREE, **options)
+    return replace(pipeline, recipe=replace(pipeline.recipe, drafting=tree))
 
 
 def with_quarter_grid(target: Target) -> Target:
@@ -281,9 +265,7 @@ class Stream:
     The rounds start in the middle of an image. At the end of the image, they start again in the middle of a new image.
 
     Args:
-        job: Models and method.
         mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
-        images: Batch size.
         warm_up: Number of untimed rounds after each start.
 
     Attributes:
@@ -291,8 +273,8 @@ class Stream:
         rounds: All timed rounds.
     """
 
-    def __init__(self, job: Job, mode: str, images: int = 1, warm_up: int = 4):
-        self._job = job
+    def __init__(self, pipeline: Pipeline, mode: str, images: int = 1, warm_up: int = 4):
+        self._pipeline = pipeline
         self._mode = mode
         self._images = images
         self._warm_up = warm_up
@@ -300,11 +282,11 @@ class Stream:
         self._open()
 
     def _open(self) -> None:
-        target = self._job.target
+        target = self._pipeline.target
         cells = target.grid[0] * target.grid[1] // 2
         prefix = torch.arange(cells).expand(self._images, -1) % target.num_codes
         indices = list(range(self._images))
-        self.decoding = new_decoding(self._job, ["A picture."] * self._images, indices, prefix=prefix)
+        self.decoding = self._pipeline.decoding(["A picture."] * self._images, indices, prefix=prefix)
         self._running = iter(self.decoding)
         with device.launch_mode(self._mode):
             for _ in range(self._warm_up):

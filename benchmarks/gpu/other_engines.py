@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -76,7 +72,6 @@ def _sample(logits: Tensor, guidance: float) -> Tensor:
 
     Args:
         logits: Logits [2, 1, codes]. The first row is conditional, the second unconditional.
-        guidance: Guidance scale.
 
     Returns:
         Sampled code [2, 1]. Both rows contain the same code.
@@ -87,14 +82,7 @@ def _sample(logits: Tensor, guidance: float) -> Tensor:
 
 
 def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
-    """Prepare plain decoding by transformers. The first step decodes the token in the middle of an image.
-
-    Args:
-        model: Model from :func:`transformers_model`.
-        shape: Shape of the model.
-        length: Number of tokens in the image.
-        kind: Kind of the KV cache, "dynamic" or "static".
-    """
+    """Prepare plain decoding by transformers. The first step decodes the token in the middle of an image."""
     cache_length = shape.prompt + length + 1
     where = the_device()
     codes = slice(model.config.vocab_size - shape.codes, None)
@@ -112,58 +100,5 @@ def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
     def step() -> None:
         nonlocal last
         last = forward(last, cache)
-
-    return Step(step, prefill)
-
-
-def _lantern_module_and_config(repository: Path, shape: ModelShape):
-    """Import the Anole module of LANTERN's public code, and create a configuration of a given shape.
-
-    The import skips the ``__init__`` of the package, which requires an old version of transformers.
-    """
-    package = ModuleType("models")
-    package.__path__ = [str(repository / "models")]
-    sys.modules["models"] = package
-    config = shape.config
-    lantern_config = import_module("models.configs.configuration_anole").ChameleonConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        vocabulary_map={"<image>": 1, "IMGIMGAZ": 2},
-    )
-    lantern_config.rope_scaling = None  # newer versions of transformers set a value that LANTERN's code rejects
-    return import_module("models.kv_variants.modeling_anole_kv"), lantern_config
-
-
-def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
-    """Prepare plain decoding by the Anole model in LANTERN's public code, with LANTERN's own KV cache.
-
-    The first step decodes the token in the middle of an image.
-    """
-    module, config = _lantern_module_and_config(repository, shape)
-    where = the_device()
-    with torch.device(where):
-        model = module.ChameleonModel(config).to(torch.bfloat16).eval()
-        head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=torch.bfloat16)
-        cache, _, cached_lengths = module.initialize_past_key_values(model, batch_size=2)
-
-    @torch.inference_mode()
-    def forward(ids: Tensor) -> Tensor:
-        features = model(input_ids=ids, past_key_values=cache, use_cache=True)[0][:, -1:]
-        return _sample(head(features)[..., : shape.codes], shape.guidance)
-
-    def prefill_forward(count: int) -> Tensor:
-        cached_lengths.zero_()
-        return forward(torch.ones(2, count, dtype=torch.long, device=where))
-
-    prefill = min(seconds_of(lambda: prefill_forward(shape.prompt)) for _ in range(2))
-    last = prefill_forward(shape.prompt + length // 2)
-
-    def step() -> None:
-        nonlocal last
-        last = forward(last)
 
     return Step(step, prefill)

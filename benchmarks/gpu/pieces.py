@@ -28,9 +28,8 @@ from functools import partial
 
 import torch
 
-from adt_core import Target
+from adt_core import Pipeline, Target
 from adt_core.drafters import Drafter
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from . import device
@@ -43,11 +42,11 @@ from .models import (
     WINDOW,
     Stream,
     forwards_of,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
-    tree_job,
+    tree_pipeline,
     weight_bytes,
     with_quarter_grid,
 )
@@ -71,21 +70,20 @@ PLAIN_ROUND = f"{ROUND}plain"
 TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
-def _jobs(target: Target, network: Drafter, guidance: float) -> dict[str, Job]:
-    """Return the jobs whose rounds are timed, by the name of the piece."""
+def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, Pipeline]:
+    """Return the pipelines whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
-    jobs = {f"{ROUND}{TITLES[method]}": job_of(target, network, method, guidance=guidance) for method in methods}
-    trees = [tree_job(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
-    return jobs | dict(zip(TREES, trees))
+    pipelines = {
+        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance=guidance) for method in methods
+    }
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
+    return pipelines | dict(zip(TREES, trees))
 
 
 class Pieces:
     """All timed pieces of one model.
 
     Args:
-        target: Target model.
-        network: Drafter network.
-        guidance: Guidance scale.
         warm_up: Number of untimed rounds at the start of each stream.
 
     Attributes:
@@ -101,8 +99,8 @@ class Pieces:
         short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():
-            for piece, job in _jobs(short, network, guidance).items():
-                self._add(self.streams, (piece, mode), partial(Stream, job, mode, warm_up=warm_up))
+            for piece, pipeline in _pipelines(short, network, guidance).items():
+                self._add(self.streams, (piece, mode), partial(Stream, pipeline, mode, warm_up=warm_up))
             for nodes, call in forwards.items():
                 call()  # warm-up
                 make = partial(device.capture, call) if mode == CAPTURED else partial(lambda call: call, call)
@@ -144,7 +142,6 @@ def _row(
     """Return the row of a piece.
 
     Args:
-        key: Piece and launch mode.
         seconds: Measured times of the piece in seconds.
         plain: Median time of a plain round in seconds, or None.
         activity: Activity of the device in the piece, or None.
@@ -174,7 +171,6 @@ def differences(times: dict[Key, list[float]], network_calls: list[float], mode:
     Args:
         times: Seconds by piece.
         network_calls: Number of drafter forwards in a round, for each of `TREES`.
-        mode: Launch mode.
 
     Returns:
         Two rows, or an empty list if a piece is missing.

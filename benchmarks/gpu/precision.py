@@ -15,12 +15,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from ..harness import captions
 from .device import Case
-from .models import BOTH, LANTERN, TITLES, decode_rounds, job_of, trained
+from .models import BOTH, LANTERN, TITLES, decode_rounds, pipeline_of, trained
 from .tokens import agreement
 
 FIRST_CAPTION = 3400  # number of the first held-out caption of this part
@@ -33,9 +32,9 @@ def _codes(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Tens
     """Decode images with a method, and return their codes [images, T], with T tokens per image."""
     target, drafter = trained(dtype, rehearse)
     target.decoder.exact = exact
-    job = job_of(target, drafter, method)
+    pipeline = pipeline_of(target, drafter, method)
     prompts = captions(FIRST_CAPTION, 1 if rehearse else IMAGES)
-    return torch.cat([decode_rounds(new_decoding(job, [prompt])) for prompt in prompts])
+    return torch.cat([decode_rounds(pipeline.decoding([prompt])) for prompt in prompts])
 
 
 def flips(codes: Tensor, expected: Tensor) -> float:

@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 
 from adt_core import Target, load_drafter, load_target
-from adt_core.app.jobs import new_decoding
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import OPERATIONS, VARIABLE, missing_support, verdicts
 from adt_core.policies import PLAIN
@@ -30,7 +29,7 @@ from adt_core.runtime import get_runtime
 
 from ..harness import captions
 from .device import Case, describe_error, the_device
-from .models import BOTH, SEVEN_B, decode_rounds, job_of, random_network, random_target, shape_of
+from .models import BOTH, SEVEN_B, decode_rounds, pipeline_of, random_network, random_target, shape_of
 
 ALLOCATORS = ("native", "cudaMallocAsync")
 KERNELS = tuple((name, weights) for name in OPERATIONS for weights in (("int8", "int4") if name == "linear" else ("",)))
@@ -55,7 +54,7 @@ def smoke(operation: str, weights: str, rehearse: bool) -> dict:
     target = target_of(weights, rehearse)
     network = random_network(target) if rehearse else load_drafter("bundled", target)
     (prompt,) = captions(FIRST_CAPTION, 1)
-    decodings = [new_decoding(job_of(target, network, method), [prompt]) for method in (PLAIN, BOTH)]
+    decodings = [pipeline_of(target, network, method).decoding([prompt]) for method in (PLAIN, BOTH)]
     plain, drafted = (decode_rounds(decoding, ROUNDS) for decoding in decodings)
     both = (plain >= 0) & (drafted >= 0)
     found = [verdict for verdict in verdicts() if verdict.operation == operation]

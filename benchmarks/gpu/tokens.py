@@ -14,12 +14,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from ..harness import captions
 from .device import Case, the_device
-from .models import LANTERN, TITLES, bundled, decode_rounds, job_of
+from .models import LANTERN, TITLES, bundled, decode_rounds, pipeline_of
 
 FIRST_CAPTION = 3200  # number of the first held-out caption of this part
 
@@ -27,9 +26,9 @@ FIRST_CAPTION = 3200  # number of the first held-out caption of this part
 @cache
 def _codes(method: str, dtype: torch.dtype, where: torch.device, images: int, rounds: int | None) -> Tensor:
     """Decode images with a method on a device, and return their codes [images, T], with T tokens per image."""
-    job = job_of(*bundled(dtype, where), method)
+    pipeline = pipeline_of(*bundled(dtype, where), method)
     prompts = captions(FIRST_CAPTION, images)
-    return torch.cat([decode_rounds(new_decoding(job, [prompt]), rounds) for prompt in prompts])
+    return torch.cat([decode_rounds(pipeline.decoding([prompt]), rounds) for prompt in prompts])
 
 
 def agreement(codes: Tensor, expected: Tensor) -> dict[str, float | int | None]:

@@ -85,9 +85,6 @@ class ComfyPage:
     """Browser tab with ComfyUI.
 
     Args:
-        browser: Browser that opens the tab.
-        address: Host and port of ComfyUI.
-        artefacts: Folder for screenshots.
         vue: Whether Nodes 2.0 is on. Otherwise the page is in canvas mode.
 
     Attributes:

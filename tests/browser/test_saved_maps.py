@@ -4,15 +4,12 @@ A map is the widget that shows how an image was decoded. If the user drops an im
 image's map. Undo and reload must not remove the map.
 """
 
-import io
 import json
 
 import pytest
 from comfy_page import ComfyPage
 from comfy_server import NEWEST, PACKS, Comfy
 from map_reading import done, run_again, values
-from PIL import Image, ImageOps
-from PIL.PngImagePlugin import PngInfo
 
 DROP = """([bytes, name]) => {
   const files = new DataTransfer();
@@ -127,39 +124,6 @@ def test_run_reference_named_like_a_method_is_ignored(tab, workflow):
     tab.load(workflow.data)
     tab.settle()
     assert tab.map(workflow.sampler, "(panel.draw(), run)") is None
-
-
-def test_each_file_of_a_batch_selects_its_image(tab, comfy, workflow):
-    """All files of a batch contain the same map.
-
-    If the image of the file isn't in the batch, the map must show the first image.
-    """
-    sampler = done(tab, workflow.batch(3))
-    files = comfy.files(comfy.wait(tab.map(sampler, "run.reference.prompt")))
-    assert len(files) == 3
-    tab.wait(sampler, "run.thumbnails.length > 0")
-    wanted = [values(tab, sampler, image=image) for image in range(3)]
-    assert wanted[0] != wanted[1] != wanted[2]
-    for image in (2, 0, 1):
-        node = drop(tab, files[image])
-        tab.finished(node)
-        tab.wait(node, f"panel.image === {image} && panel.images.value === '{image}' && map.imageShown()")
-        assert values(tab, node, image=image) == wanted[image]
-    tab.open()
-    tab.finished(node)
-    tab.wait(node, "panel.image === 1")
-    tab.screenshot("of a batch")
-    with Image.open(io.BytesIO(files[2])) as one:
-        info = PngInfo()
-        other = ImageOps.invert(one.convert("RGB"))
-        info.add_text("workflow", one.info["workflow"])
-        larger = one.convert("RGB").resize((3 * one.width, 3 * one.height), Image.Resampling.BICUBIC)
-    for picture, image in ((larger, 2), (other, 0)):
-        picture.save(file := io.BytesIO(), "PNG", pnginfo=info)
-        node = drop(tab, file.getvalue())
-        tab.finished(node)
-        tab.settle()
-        assert tab.map(node, "panel.image") == image
 
 
 def test_undo_of_another_change_keeps_the_map(tab, workflow):

@@ -73,10 +73,6 @@ class Workflow:
         """Add a node and return its id.
 
         Args:
-            kind: Type of the node.
-            pos: Position of its top left corner.
-            values: Values of its widgets.
-            size: Width and height.
             **links: Input -> (id of another node, index of its output).
         """
         number = self.data["last_node_id"] = self.data["last_node_id"] + 1

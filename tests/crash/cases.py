@@ -58,7 +58,6 @@ class Case:
         """Run the command.
 
         Args:
-            check: Function to call while the command runs.
             after: Seconds after which to kill the command.
             fault: Kind and number of the moment at which a fault kills the command; see :mod:`.faults`.
 

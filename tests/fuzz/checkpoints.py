@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from adt_core.app.checkpoints import load_drafter, load_target
+from adt_core import load_drafter, load_target
 from adt_core.app.inspect import inspect
 from tests.layouts.families import WRITERS
 from tests.tiny import write_tiny_drafter

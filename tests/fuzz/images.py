@@ -10,15 +10,14 @@ from pathlib import Path
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from adt_core import cli
+from adt_core import Pipeline, cli
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
 from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.checkpoints import load_target
 from adt_core.app.continuation import open_rgb, to_pixels
 from adt_core.app.images import KEY, read_settings
 from adt_core.commands import generation
-from adt_core.engine.job import Job
 from adt_core.errors import AdtError
+from adt_core.models.load import load_target
 from tests.tiny import write_tiny_checkpoint
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged
@@ -32,7 +31,7 @@ def settings_of_pngs(folder: Path) -> Callable:
     target = load_target(write_tiny_checkpoint(folder / "target"))
     required = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
     assert cli.main([*required, "--method", "eagle2", "--depth", "4"]) == 0
-    batch = BatchFolder(Job(target), folder)
+    batch = BatchFolder(Pipeline(target), folder)
     sound = read_settings(folder / "out.png") | {"tokens": [[0] * 4] * 4, "figures": {"tau": 2.0}}
     path = batch.path("a cat")
     remade = ["generate", "--from-png", str(path), "--output", "again.png"]

@@ -93,7 +93,6 @@ def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dic
 
     Args:
         draw: Hypothesis's ``draw``.
-        prompts: Valid prompts.
         outputs: Number of outputs of each kind of node. Links go only to outputs that exist, because ComfyUI 0.30.0
             crashes on links to an output with a higher number.
     """

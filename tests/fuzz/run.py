@@ -80,9 +80,6 @@ def count(try_input: Callable, inputs: int, seed: int, watch: Watch) -> Counts:
 
     Args:
         try_input: Function with hypothesis's ``data`` as its argument.
-        inputs: Number of inputs.
-        seed: Seed of the inputs.
-        watch: Watch for forbidden actions and time.
     """
     counts = Counts()
     options = {"deadline": None, "database": None, "phases": (Phase.generate,)}

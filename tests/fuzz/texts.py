@@ -10,19 +10,17 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from adt_core import cache_folder
+from adt_core import Pipeline, Recipe, cache_folder
 from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device import profiles
-from adt_core.engine.job import Job
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
+from adt_core.models.load import load_target
 from adt_core.policies.cost_model import CostModel, RoundResult
-from adt_core.recipe import Recipe
 from tests.layouts.families import WRITERS
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged
@@ -70,11 +68,11 @@ def captions(folder: Path) -> Callable:
 
     def try_input(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
-        job = Job(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
-        job.check([text])
-        path = BatchFolder(job, folder / "out").path(text)
+        pipeline = Pipeline(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
+        pipeline.check([text])
+        path = BatchFolder(pipeline, folder / "out").path(text)
         assert path.parent == folder / "out" and len(path.name.encode()) < 255
-        write(path, to_png(torch.zeros(3, 8, 8), job.settings(text)))
+        write(path, to_png(torch.zeros(3, 8, 8), pipeline.settings(text)))
         assert read_settings(path)["prompt"] == text
 
     return try_input

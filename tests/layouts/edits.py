@@ -6,8 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from adt_core import AdtError, load_target
+from adt_core.app.inspect import inspect
 
 Change = Callable[[dict], object]
 """Modifies a dictionary in place."""
@@ -39,3 +43,13 @@ def write_one_file(stage: Path, tokenizer: Path, file: Path, *without: str) -> P
     tensors |= {name: torch.tensor(list(text.read_bytes()), dtype=torch.uint8) for name, text in texts.items()}
     save_file({name: value for name, value in tensors.items() if name not in without}, file)
     return file
+
+
+def error_of(path: Path) -> str:
+    """Return the error of loading. Check that `inspect` reports the same error."""
+    with pytest.raises(AdtError) as raised:
+        load_target(path)
+    with pytest.raises(AdtError) as inspected:
+        inspect(str(path))
+    assert str(inspected.value) == str(raised.value)
+    return str(raised.value)

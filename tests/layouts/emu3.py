@@ -52,17 +52,9 @@ def write_emu3(
     """Write a random target.
 
     Args:
-        folder: Folder of the checkpoint.
         names: "first" for the tensor names of the class's first versions, "present" for the names of new versions.
-        hidden: Hidden size.
-        layers: Number of layers.
-        heads: Number of attention heads.
-        kv_heads: Number of key and value heads.
         max_positions: Maximum number of positions.
-        rope_theta: Base of the rotary embedding.
         scale: Factor of the logits; larger values sharpen the distributions.
-        shards: Number of safetensors files.
-        seed: Seed of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)

@@ -29,12 +29,7 @@ def write_glm_image(
     """Write a random target in two files.
 
     Args:
-        folder: Folder of the checkpoint.
-        hidden: Hidden size.
-        heads: Number of attention heads.
-        kv_heads: Number of key and value heads.
         scale: Factor of the logits; larger values sharpen the distributions.
-        seed: Seed of the weights.
     """
     stage = folder / "vision_language_encoder"
     processor = folder / "processor"
@@ -62,9 +57,7 @@ def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
     """Return the logits of the transformers model after a prompt and after each code.
 
     Args:
-        model: Model from transformers.
         inputs: Inputs of the prompt, with the grids of its images.
-        codes: n codes of an image.
 
     Returns:
         Logits [1 + n, V], where V is the size of the output head.

@@ -71,16 +71,10 @@ def write_janus(
     """Write a random target.
 
     Args:
-        folder: Folder of the checkpoint.
         layout: "transformers" or "deepseek".
-        hidden: Hidden size.
-        layers: Number of layers.
-        heads: Number of attention heads.
         image_size: Width and height in pixels. A token has 16 x 16 pixels.
         max_positions: Maximum number of positions.
         scale: Factor of the logits; larger values sharpen the distributions.
-        shards: Number of files in DeepSeek's layout.
-        seed: Seed of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)

@@ -32,12 +32,7 @@ def write_liquid(
     """Write a random target in two files, with ``vqgan.ckpt`` in the folder above it.
 
     Args:
-        folder: Folder of the checkpoint.
-        hidden: Hidden size.
-        heads: Number of attention heads.
-        kv_heads: Number of key and value heads.
         scale: Factor of the logits; larger values sharpen the distributions.
-        seed: Seed of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(hidden, heads, kv_heads)

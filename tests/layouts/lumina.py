@@ -26,8 +26,6 @@ def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKEN
     """Write a random target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it.
 
     Args:
-        folder: Folder of the checkpoint.
-        shards: Number of safetensors files.
         size_tokens: Number of tokens that state a width or a height.
         **shape: Options of ``write_tiny_checkpoint``.
     """

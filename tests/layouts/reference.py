@@ -13,9 +13,7 @@ def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForCondit
     """Load a checkpoint into transformers' Chameleon. The q and k norms are repeated for every head.
 
     Args:
-        folder: Folder of the checkpoint.
         left_out: Skip tensors with this text in their name. The default, a space, occurs in no name.
-        **fields: Values that replace fields of the configuration.
     """
     config = ChameleonConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")) | fields)
     model = ChameleonForConditionalGeneration(config).eval()

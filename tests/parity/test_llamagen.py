@@ -96,11 +96,9 @@ def reference(tensors, features, hidden, codes, side=16):
     """Run the reference on one row.
 
     Args:
-        tensors: Weights.
         features: Features of the caption [120, d].
         hidden: Number of padding tokens. Padding tokens attend only to each other.
         codes: [n] image codes after the caption.
-        side: Number of rows and of columns of the grid.
 
     Returns:
         Final features [120 + n, h], and logits [120 + n, codes].
@@ -191,7 +189,8 @@ def test_drafter(path, target, tmp_path):
     proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))
     first = proposer.root_feature
     further = torch.stack([state[120:122] for state in states])
-    ahead = proposer.read_ahead(codes, further, proposer.step_ahead(Roots.all_at(codes[:, 0], 0), 2))
+    context = proposer.context_ahead(Roots.all_at(codes[:, 0], 0), 2)
+    ahead = proposer.read_ahead(proposer.paired_codes(codes), further, context)
     for row in range(4):
         x = (
             torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T

@@ -67,10 +67,8 @@ def published_loop(model, prompt, cells, scale):
     Before every token, the script computes a new guidance scale from the previous scale.
 
     Args:
-        model: Model from transformers.
         prompt: Token ids. The last three ids begin the image.
         cells: Rows and columns of the image.
-        scale: Guidance scale.
 
     Returns:
         Token ids of the image.

@@ -225,13 +225,10 @@ def loop(logits, target, columns, header, prefix, sampling, seeds):
     Args:
         logits: Function (row number, prompt ids, tokens [N, n]) -> logits [N, V] of the next token. Row 0 is the
             conditional prompt, row 1 the unconditional prompt.
-        target: Target model.
         columns: Index of each image token in the last dimension of the logits.
         header: Number of tokens at the end of the prompt that the script also samples if there is no prefix. Each of
             them has probability 1, but the call advances the generator.
         prefix: Given tokens [B, P].
-        sampling: Temperature, top-k, top-p and guidance.
-        seeds: S seeds.
 
     Returns:
         Tokens [N, T].
@@ -301,9 +298,7 @@ def compare(models, case, seeds, methods):
     """Check that every method gives the same images as the script. A method decodes all images as one batch.
 
     Args:
-        models: Target, drafters and script.
         case: Axis -> value, for all axes of `AXES`.
-        seeds: Seeds of the images.
         methods: Names of methods in `METHODS`.
     """
     target, drafters, script = models

@@ -40,9 +40,7 @@ class DecodedBatch(Reader):
     """Reader whose cache has the prompts and the decided tokens of each image.
 
     Args:
-        decoder: Decoder of the target.
         near: Number of near keys; None if all keys are near.
-        decided: Number of decided tokens of each image.
         tokens: [B, n] codes of each image.
     """
 
@@ -57,7 +55,6 @@ class DecodedBatch(Reader):
         """Return the features [R, n, h] of codes [B, n]. Code 0 of each image is the root.
 
         Args:
-            roots: Roots of the images.
             codes: [B, n] codes of the nodes.
             own: [B, n, n] ancestor matrix, True if node j is an ancestor of node i or equal to it.
             depths: [B, n] depths of the nodes.
@@ -110,11 +107,7 @@ def check_nodes(batch, decided, trees, codes, checked):
     """Check that features of nodes are bitwise equal to features in plain decoding.
 
     Args:
-        batch: Batch with the decided tokens of two images.
-        decided: Number of decided tokens of each image.
-        trees: Parents and depths of each image's nodes.
         codes: [2, n] codes of the nodes.
-        checked: Pairs of an image and a node to check.
     """
     before = batch.cache.data.clone()
     parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))

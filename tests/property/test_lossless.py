@@ -44,9 +44,7 @@ def random_tree(
     """Return a tree with random parents and distinct siblings. Also return the token path to each node.
 
     Args:
-        model: Model that emits the correct tokens.
         prefix: Tokens up to and including the root.
-        draw: Random generator for the tree.
         nodes: Maximum number of drafts.
         accuracy: Probability that a draft is the correct token.
     """

@@ -7,20 +7,18 @@ import gc
 import itertools
 import os
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from adt_core import AdtError, Drafting, Sampling, load_drafter
-from adt_core.app.jobs import drawing, new_decoding
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, load_drafter
 from adt_core.drafters import DRAFTERS as WITHOUT_FILES
 from adt_core.drafters import Drafter
-from adt_core.engine.job import Job
 from adt_core.errors import Check
 from adt_core.models.target import Target
-from adt_core.recipe import Recipe
 
 from .loop import Outcome
 from .mix import NETWORK, Request
@@ -94,14 +92,14 @@ class Engine:
         recipe = Recipe(
             Sampling(**request.sampling), Drafting.of(request.drafting), request.lantern, negative=request.negative
         )
-        job = Job(target, recipe, self._drafter(request, target, check))
+        pipeline = Pipeline(target, recipe, self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
-        decoding = new_decoding(job, request.texts, request.indices, request.batch, kept, check)
-        with drawing(decoding) as running:
+        decoding = pipeline.decoding(request.texts, request.indices, request.batch, kept, check)
+        with closing(decoding.finished()) as running:
             for finished in running:
                 for image in finished[:1]:
-                    job.pixels(decoding.grid_codes()[image][None], check)
+                    pipeline.target.pixels(decoding.grid_codes()[image][None], check)
         return decoding.grid_codes().flatten(1)
 
     def _drafter(self, request: Request, target: Target, check: Check) -> Drafter | None:

@@ -11,12 +11,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from adt_core import Drafting, Sampling
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core import Drafting, Pipeline, Recipe, Sampling
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .mix import Request, requests
 
@@ -222,11 +219,9 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """Return the codes [B, tokens] of a request's images with plain decoding.
 
     Args:
-        target: Model of the request.
-        request: The request.
         codes: [B, tokens] codes of the run with drafts. If the request continues an image, the given tokens are copied
             from these codes.
     """
-    job = Job(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
+    pipeline = Pipeline(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]
-    return decode(new_decoding(job, request.texts, request.indices, prefix=kept)).grid_codes().flatten(1)
+    return pipeline.decoding(request.texts, request.indices, prefix=kept).run().grid_codes().flatten(1)

@@ -101,10 +101,7 @@ def requests(seed: int, count: int, dtypes: Sequence[str], mistakes: Sequence[st
     """Yield random requests.
 
     Args:
-        seed: Seed of the requests.
-        count: Number of requests.
         dtypes: Dtypes to choose from; the bundled model always uses the first.
-        mistakes: Mistakes to choose from.
     """
     draw = random.Random(seed)
     model = dtype = ""

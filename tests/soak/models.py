@@ -49,8 +49,6 @@ def path_of(folder: Path, kind: str, name: str) -> str:
 
     Args:
         folder: Folder of :func:`write_models`.
-        kind: TARGETS or DRAFTERS.
-        name: Name in the loader node.
     """
     return BUNDLED if name == BUNDLED else str(folder / kind / name)
 
@@ -60,7 +58,6 @@ def load(folder: Path, model: str, dtype: str, check: Check | None = None) -> Ta
 
     Args:
         folder: Folder of :func:`write_models`.
-        model: Name of the model.
         dtype: A dtype of the Model Loader node, or float64.
         check: Function that may cancel the loading.
     """

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from adt_core import load_drafter, load_target
+from adt_core.lab.benchmark import drafters_by_name
+from tests.drafted import write_drafter
 from tests.hub import Hub
 from tests.small_download import REPOSITORIES, Downloads
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -30,6 +32,23 @@ def models(tiny):
     """Load the tiny target and its drafter, both in float64."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return the folders of a target of 64 x 64 pixels and of its drafter. Its decoder may be changed by the module."""
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
+    return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
+
+
+@pytest.fixture(scope="module")
+def target(folders):
+    return load_target(folders[0], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def drafters(folders, target):
+    return drafters_by_name(load_drafter(folders[1], target))
 
 
 @pytest.fixture

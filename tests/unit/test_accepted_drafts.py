@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import decode
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Shape
 from model_making.data import example
+from tests.drafted import new_decoding
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
 IMAGES = (4400, 4401, 4402)
@@ -93,7 +93,7 @@ def load_beginning():
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
     """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
-    return Decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
+    return new_decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
@@ -124,7 +124,7 @@ def beginning():
 @pytest.fixture(scope="module")
 def plain(beginning):
     """Return a function (number of images) -> codes [images, T] of plain decoding."""
-    return cache(lambda count: decode(decoding_of(beginning, count, drafting=Drafting(PLAIN))).codes)
+    return cache(lambda count: decoding_of(beginning, count, drafting=Drafting(PLAIN)).run().codes)
 
 
 @pytest.mark.parametrize(

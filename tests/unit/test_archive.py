@@ -107,7 +107,7 @@ def test_the_archive_contains_exactly_the_required_files(packed):
 
 
 def test_the_archive_contains_no_data_but_the_bundled_model(packed):
-    kinds = {".py", ".md", ".js", ".css", ".json", ".png", ".jpg", ".webp", ".toml", ".txt", ""}
+    kinds = {".py", ".typed", ".md", ".js", ".css", ".json", ".png", ".jpg", ".webp", ".toml", ".txt", ""}
     others = {name for name in packed if PurePosixPath(name).suffix not in kinds}
     assert others == {f"adt_core/bundled/{model}/model.safetensors" for model in ("target", "drafter")}
     assert {f"adt_core/bundled/target/{name}.json" for name in ("config", "tokenizer")} < packed

@@ -78,7 +78,6 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
     """Simulate the rounds of an image.
 
     Args:
-        policy: The policy.
         accepts: Function (position) -> maximum number of accepted drafts.
         image: Index of the image.
 
@@ -285,7 +284,6 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
     """Run rounds with two images.
 
     Args:
-        policy: The policy.
         accepts: For each image, the maximum number of accepted drafts per round.
         rounds: Maximum number of rounds.
 

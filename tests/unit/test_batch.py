@@ -4,6 +4,7 @@ An image must not depend on the other images of its batch. It must be saved as s
 be generated twice.
 """
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -11,16 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
+from adt_core import Drafting, Lantern, Loading, Pipeline, Recipe, Sampling, cli, load_drafter, load_target
 from adt_core.app import images
-from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, job_key
+from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, settings_key
 from adt_core.app.images import parameters_text, read_settings, to_png
-from adt_core.app.jobs import decode, drawing, new_decoding, split
+from adt_core.app.pipeline import split
 from adt_core.app.saved import read_saved
 from adt_core.drafters import drafter_defaults
-from adt_core.engine.job import Job
 from adt_core.errors import AdtError
-from adt_core.recipe import Loading, Recipe
 from adt_core.version import FORMAT
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
@@ -30,26 +29,28 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """Return a job with a drafter network."""
+    """Return a pipeline with a drafter network."""
     target, drafter = models
-    return Job(target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter)
+    return Pipeline(
+        target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter
+    )
 
 
-def changed(job: Job, **settings) -> Job:
-    """Return a copy of the job with other settings."""
-    return replace(job, recipe=replace(job.recipe, **settings))
+def changed(pipeline: Pipeline, **settings) -> Pipeline:
+    """Return a copy of the pipeline with other settings."""
+    return replace(pipeline, recipe=replace(pipeline.recipe, **settings))
 
 
 def run(
-    make: Job, prompts: list[str], folder, chunk: int, stop: int | None = None, texts: dict | None = None
+    make: Pipeline, prompts: list[str], folder, chunk: int, stop: int | None = None, texts: dict | None = None
 ) -> list[str]:
     """Generate the missing images in chunks. Stop after `stop` images. Return the prompts of the generated images."""
     made = []
     batch = BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in split(len(todo), chunk):
-        decoding = new_decoding(make, [todo[number] for number in stretch], at_once=chunk)
-        with drawing(decoding) as running:
+        decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
+        with closing(decoding.finished()) as running:
             for finished in running:
                 made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
                 if stop is not None and len(made) >= stop:
@@ -57,14 +58,14 @@ def run(
     return made
 
 
-def codes(make: Job, folder) -> list[torch.Tensor]:
+def codes(make: Pipeline, folder) -> list[torch.Tensor]:
     return [BatchFolder(make, folder).find(prompt).codes for prompt in PROMPTS]
 
 
 def test_images_do_not_depend_on_the_batch(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
-        decoding = decode(new_decoding(make, [prompt], at_once=1))
+        decoding = make.decoding([prompt], at_once=1).run()
         assert torch.equal(found, decoding.grid_codes()[0])
         saved = BatchFolder(make, tmp_path).find(prompt)
         figures = saved.figures
@@ -83,7 +84,7 @@ def test_a_stopped_batch_resumes(make, tmp_path, stop):
     assert stop <= len(first) == len(kept) < len(PROMPTS)
     other = replace(changed(make, drafter="jacobi"), drafter=load_drafter("jacobi", make.target))
     other = changed(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
-    assert job_key(other) == job_key(make)
+    assert settings_key(other) == settings_key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image is missing or was generated twice"
     assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(list(tmp_path.iterdir())) == len(PROMPTS)
@@ -94,7 +95,7 @@ def test_a_stopped_batch_resumes(make, tmp_path, stop):
 
 @pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
 def test_time_is_divided_among_active_images(make, at_once):
-    decoding = decode(new_decoding(make, PROMPTS, at_once=at_once))
+    decoding = make.decoding(PROMPTS, at_once=at_once).run()
     parts = [decoding.trace.subset([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
     total = decoding.trace.report()
@@ -122,7 +123,7 @@ def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
         changed(relaxed, drafting=Drafting("adt-tree", depth=2)),
         replace(changed(relaxed, drafter="jacobi"), drafter=load_drafter("jacobi", make.target)),
     ]
-    assert len({job_key(other) for other in others}) == len(others)
+    assert len({settings_key(other) for other in others}) == len(others)
     same = [
         changed(make, drafting=Drafting("adt-tree", depth=2)),
         replace(changed(make, drafting=Drafting(method="autoregressive")), drafter=None),
@@ -130,16 +131,16 @@ def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
         changed(make, loading=Loading(model="elsewhere")),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
     ]
-    assert {job_key(other) for other in same} == {job_key(make)}
+    assert {settings_key(other) for other in same} == {settings_key(make)}
 
 
 def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
     relaxed = changed(make, lantern=Lantern())
     other = load_drafter(tiny / "drafter", make.target)
-    assert job_key(replace(relaxed, drafter=other)) == job_key(relaxed)
+    assert settings_key(replace(relaxed, drafter=other)) == settings_key(relaxed)
     with torch.no_grad():
         next(iter(other.parameters())).add_(1)
-    assert job_key(replace(relaxed, drafter=other)) != job_key(relaxed)
+    assert settings_key(replace(relaxed, drafter=other)) != settings_key(relaxed)
 
 
 def test_prompts_with_seeds(make, tmp_path):
@@ -149,14 +150,14 @@ def test_prompts_with_seeds(make, tmp_path):
     """
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
-    decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
+    decoding = make.decoding(["a cat"] * 3, seeds=seeds, at_once=2).run()
     for image, seed in enumerate(seeds):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
         single = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
         saved = BatchFolder(make, tmp_path).find("a cat", seed)
-        assert torch.equal(saved.codes, decode(new_decoding(single, ["a cat"])).grid_codes()[0])
+        assert torch.equal(saved.codes, single.decoding(["a cat"]).run().grid_codes()[0])
         assert saved.seed == saved.figures["seed"] == read_settings(saved.path)["seed"] == seed
         assert saved.path.name.startswith(f"{image + 1}-id-a-cat-")
     assert BatchFolder(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
@@ -165,14 +166,14 @@ def test_prompts_with_seeds(make, tmp_path):
 def test_an_image_keeps_its_name(make, tmp_path):
     """An image must keep its name in another list, even if its position in the list differs."""
     batch = BatchFolder(make, tmp_path)
-    decoding = decode(new_decoding(make, ["a cat"]))
+    decoding = make.decoding(["a cat"]).run()
     first = batch.save(decoding, 0, "a cat", place="1-x")
     assert BatchFolder(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
 
 
 def test_saved_and_found_images_are_equal(make, tmp_path):
-    made = BatchFolder(make, tmp_path).save(decode(new_decoding(make, ["a cat"])), 0, "a cat")
+    made = BatchFolder(make, tmp_path).save(make.decoding(["a cat"]).run(), 0, "a cat")
     found = BatchFolder(make, tmp_path).find("a cat")
     with Image.open(made.path) as saved:
         assert (np.asarray(saved) == made.pixels).all() and (made.pixels == found.pixels).all()
@@ -311,7 +312,7 @@ def test_relaxed_images_are_marked_for_other_programs():
 
 
 def test_names_of_folders(make, tmp_path):
-    unique = job_key(make)
+    unique = settings_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
     assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, (

@@ -7,14 +7,12 @@ from unittest import mock
 import pytest
 from PIL import Image
 
-from adt_core import Lantern, cli
-from adt_core.app import jobs
+from adt_core import Lantern, Pipeline, Recipe, cli
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.lab import benchmark
 from adt_core.lab.report import COLUMNS
 from adt_core.policies import POLICIES
-from adt_core.recipe import Recipe
 from tests.command import words
 
 METHODS = "eagle2 adt-tree static:mc_sim_7b_63 jacobi jacobi-64 merged-chain merged merged-64 auto auto-jacobi".split()
@@ -60,23 +58,23 @@ def test_every_method_and_every_column(run, tmp_path, methods):
 
 
 def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
-    make_request = jobs.Request.of
+    make_decoding = Pipeline.decoding
     started = []
 
     def interrupted(*args, **kwargs):
         started.append(1)
         if len(started) == 6:
             raise KeyboardInterrupt
-        return make_request(*args, **kwargs)
+        return make_decoding(*args, **kwargs)
 
-    monkeypatch.setattr(jobs.Request, "of", interrupted)
+    monkeypatch.setattr(Pipeline, "decoding", interrupted)
     code, _, err = run(methods="eagle2")  # the warm-up needs two requests, then each prompt needs two
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"prompt": 1, "te')  # incomplete record, as after a power failure
-    monkeypatch.setattr(jobs.Request, "of", make_request)
+    monkeypatch.setattr(Pipeline, "decoding", make_decoding)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "existing records must stay unchanged"

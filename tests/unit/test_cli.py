@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import cli
-from adt_core.recipe import Recipe
+from adt_core import Recipe, cli
 from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -242,11 +241,8 @@ def test_invalid_arguments(generate, options, named):
     assert_refused(generate(**options), *named, code=2)
 
 
-def test_keeping_all_rows(generate):
+def test_arguments_that_do_not_fit_together(generate):
     assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
-
-
-def test_compare_needs_another_method(generate):
     assert_refused(generate("--compare", method="autoregressive"), "--compare", "autoregressive", code=2)
 
 

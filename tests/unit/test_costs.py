@@ -14,19 +14,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
-from adt_core.app.jobs import drawing, new_decoding
+from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
 from adt_core.engine.device.costs import Costs, profile_name
-from adt_core.engine.job import Job
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shape
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
-from adt_core.recipe import Recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 
@@ -126,7 +123,6 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str
     Args:
         model: Cost model before the decoding.
         number: Seed of the image, and of the random errors of the measured times.
-        speed: Factor on the time of every round.
         machine: Name of the machine in `MACHINES`.
     """
     drawn = random.Random(number)
@@ -293,9 +289,7 @@ def test_the_cache_folder_is_the_systems_default_unless_set(system, variables, e
 
 
 def decode_and_learn(target, drafter, images=1, **options):
-    done = run(target, drafter, ("a cat", "a dog", "fog")[:images], **{"drafting": Drafting("auto"), **options})
-    done.learn_costs()
-    return done
+    return run(target, drafter, ("a cat", "a dog", "fog")[:images], **{"drafting": Drafting("auto"), **options})
 
 
 def test_each_decoding_improves_the_costs_of_the_next(models, cache):
@@ -326,16 +320,30 @@ def test_settings_that_change_costs_are_learned_separately(models, cache, other)
     assert decode_and_learn(target, drafter, images, **options).profile.decodings == 0
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile", "interrupted"])
+@pytest.mark.parametrize("why", ["another method", "a given profile", "cancelled"])
 def test_costs_are_not_learned(models, cache, why):
     target, drafter = models
-    if why == "interrupted":
-        with drawing(new_decoding(Job(target, Recipe(drafting=Drafting("auto")), drafter), ["a cat"])) as running:
-            next(running)
+    if why == "cancelled":
+        calls = []
+
+        def check():
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            decode_and_learn(target, drafter, check=check)
     else:
         drafting = Drafting("eagle2" if why == "another method" else "auto")
         decode_and_learn(target, drafter, drafting=drafting, profile=PROFILE if "given" in why else None)
     assert not cache.exists()
+
+
+def test_costs_are_learned_from_the_rounds_before_the_iteration_is_closed(models, cache):
+    target, drafter = models
+    decoding = Pipeline(target, Recipe(drafting=Drafting("auto")), drafter).decoding(["a cat"])
+    decoding.warm_up(2)
+    assert 0 < decoding.done_tokens < decoding.total_tokens and len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -358,6 +366,8 @@ def test_with_relaxed_acceptance_learned_costs_do_not_change_the_image(tiny, cac
 
 def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(models, cache):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
+    for path in cache.iterdir():
+        path.unlink()
     round = done.trace.rounds[0]
     cut = replace(round.images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)

@@ -13,7 +13,12 @@ from adt_core.policies.cost_model import CostModel
 ODD = [None, True, 0, -1, 1e308, float("nan"), 10**400, "", "x" * 400, "\ud800", [], [[]], {}, {"a": 1}, [1, 2, 3]]
 ODD += TEMPLATES.values()
 """Values that replace others. The templates have parameters in braces."""
-REPORT = {"trust": [64, True], "drafts": True, "differing": [VARIANTS[0]], "remark": str(message("device.no_mode"))}
+REPORT = {
+    "trust": [64, True],
+    "is_drafting": True,
+    "differing": [VARIANTS[0]],
+    "remark": str(message("device.no_mode")),
+}
 COSTS = {
     "name": "a device",
     "images": 1,

@@ -10,13 +10,13 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import AdtError, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.engine.device.memory import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
-from tests.drafted import run
+from tests.drafted import new_decoding, run
 
 TREE = Drafting("eagle2", depth=3, width=2, drafts=6)
 FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
@@ -83,7 +83,7 @@ def test_decoding_is_deterministic_and_uses_no_global_random_state(models):
 
 def test_progress_increases_and_the_map_covers_the_grid(models):
     target, drafter = models
-    decoding = Decoding(target, [target.encode_prompt("x")], drafter=drafter)
+    decoding = new_decoding(target, [target.encode_prompt("x")], drafter=drafter)
     seen = [decoding.done_tokens for _ in decoding]
     assert seen == sorted(seen) and seen[-1] == decoding.total_tokens == 16
     assert [len(row) for row in decoding.trace.acceptance_map()] == [4] * 4
@@ -94,7 +94,7 @@ def test_progress_increases_and_the_map_covers_the_grid(models):
 @pytest.mark.parametrize("enough", [True, False])
 def test_an_error_states_the_required_memory(models, monkeypatch, images, words, enough):
     target, drafter = models
-    decoding = Decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
+    decoding = new_decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
     weights = sum(part.numel() * part.element_size() for part in target.decoder.state_dict().values())
     total = decoding.memory_required() + weights + PROCESS_BYTES - (0 if enough else 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
@@ -102,7 +102,7 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
         next(iter(decoding))
     else:
         with pytest.raises(
-            AdtError, match=f"{words} would need .* GB .* of the {total / 2**30:.3g} GB of this machine may be used"
+            AdtError, match=f"{words} would need .* GiB .* of the {total / 2**30:.3g} GiB of this machine may be used"
         ):
             next(iter(decoding))
 
@@ -203,7 +203,7 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
     def slots_bytes(dtype):
         target = load_target(tiny / "target", dtype=dtype)
         drafter = load_drafter(tiny / "drafter", target)
-        decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter)
+        decoding = new_decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter)
         return decoding.memory_required() - target.codec.working_bytes(32 * 32)
 
     assert slots_bytes(torch.float64) == 2 * slots_bytes(torch.float32)
@@ -212,16 +212,16 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
 def test_invalid_requests(models):
     target, _ = models
     with pytest.raises(AdtError, match="batch_size is 0"):
-        Decoding(target, [])
+        new_decoding(target, [])
     with pytest.raises(AdtError, match="at_once is 0"):
         run(target, at_once=0)
     with pytest.raises(AdtError, match="needs a drafter"):
-        Decoding(target, [[0]])
+        new_decoding(target, [[0]])
 
 
 def test_inference_mode_is_off_between_rounds(models):
     target, _ = models
-    for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(PLAIN)):
+    for _ in new_decoding(target, [target.encode_prompt("x")], drafting=Drafting(PLAIN)):
         assert not torch.is_inference_mode_enabled()
 
 
@@ -242,7 +242,7 @@ def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
 
     monkeypatch.setitem(POLICIES, "recording", Recording)
     prompt = target.encode_prompt("a cat")
-    decoding = Decoding(target, [prompt], drafting=Drafting("recording"), drafter=load_drafter("jacobi", target))
+    decoding = new_decoding(target, [prompt], drafting=Drafting("recording"), drafter=load_drafter("jacobi", target))
     target.decoder.set_dtype(torch.bfloat16)
     next(iter(decoding))
     assert "bfloat16" in names[-1]

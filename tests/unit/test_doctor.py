@@ -10,17 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Sampling, load_drafter
+from adt_core import Pipeline, Recipe, Sampling, load_drafter
 from adt_core.app import diagnostics, doctor
 from adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from adt_core.app.doctor import diagnose
 from adt_core.cli import main
 from adt_core.engine.device.products import ProductReport
-from adt_core.engine.job import Job
 from adt_core.kernels import choice
 from adt_core.models import layers
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 from tests.layouts.families import WRITERS, load_small
 
 TITLES = ["Machine", "Model", "Plain decoding", "Cost of drafts", "Methods", "Same image"]
@@ -36,8 +34,8 @@ def few_tokens(runtime, monkeypatch, tmp_path):
 
 
 def report_on(target, check=None) -> str:
-    job = Job(target, Recipe(Sampling(seed=3)), load_drafter("jacobi", target))
-    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS), check)).page
+    pipeline = Pipeline(target, Recipe(Sampling(seed=3)), load_drafter("jacobi", target))
+    return diagnose(DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check)).page
 
 
 @pytest.fixture(scope="module")

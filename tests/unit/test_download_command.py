@@ -10,9 +10,9 @@ import pytest
 
 from adt_core import AdtError, cli
 from adt_core.app import download as downloading
-from adt_core.app.checkpoints import find_published, published
 from adt_core.app.download import DownloadPart, find_parts, progress_message, terms
 from adt_core.models.downloads import in_gigabytes
+from adt_core.models.load import find_published, published
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = random.Random(1).randbytes(1_000_000)

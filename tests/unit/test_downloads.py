@@ -10,29 +10,19 @@ import torch
 from safetensors.torch import load_file
 
 from adt_core import AdtError, cli, load_target
-from adt_core.app.checkpoints import published
+from adt_core.app.checkpoints import default_drafter
 from adt_core.app.inspect import inspect
-from adt_core.app.loading import default_drafter
 from adt_core.errors import command
 from adt_core.models import load
+from adt_core.models.load import published
 from adt_core.models.rotary import rope_tables
-from tests.layouts.edits import edit_config
+from tests.layouts.edits import edit_config, error_of
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
 
 TO_GET = [row for row in published() if row.downloads]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4990000000\n"
-
-
-def error_of(path) -> str:
-    """Return the error of loading. Check that `inspect` reports the same error."""
-    with pytest.raises(AdtError) as raised:
-        load_target(path)
-    with pytest.raises(AdtError) as inspected:
-        inspect(str(path))
-    assert str(inspected.value) == str(raised.value)
-    return str(raised.value)
 
 
 # ---- models that are not there ---------------------------------------------------------------

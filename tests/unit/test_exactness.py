@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import decode
 from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
@@ -21,6 +20,7 @@ from adt_core.models.batch_invariance import NEAR_WINDOW, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
 from adt_core.policies import PLAIN
 from adt_core.runtime import new_runtime
+from tests.drafted import new_decoding
 
 
 @pytest.fixture(scope="module", params=["bfloat16", pytest.param("int8", marks=pytest.mark.long)])
@@ -46,7 +46,7 @@ def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
     kept = torch.randint(target.num_codes, (1, target.length - 12), generator=torch.Generator().manual_seed(1))
-    return Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
+    return new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:
@@ -119,7 +119,6 @@ def break_products(monkeypatch, is_wrong) -> None:
     """Change one bit in some rows of products.
 
     Args:
-        monkeypatch: The fixture.
         is_wrong: Function (row index, number of rows of the product) -> whether the row changes.
     """
     product = layers.product
@@ -133,9 +132,7 @@ def break_products(monkeypatch, is_wrong) -> None:
 
 def decode_both(target) -> tuple[Decoding, Decoding]:
     """Decode an image with drafts and without. Check that the tokens are equal, and return both decodings."""
-    drafted, plain = (
-        decode(decoding_of(target, drafter=drafter)) for drafter in (load_drafter("jacobi", target), None)
-    )
+    drafted, plain = (decoding_of(target, drafter=drafter).run() for drafter in (load_drafter("jacobi", target), None))
     assert drafted.codes.equal(plain.codes) and drafted.exact == plain.exact
     return drafted, plain
 
@@ -231,14 +228,14 @@ def test_a_device_without_the_mode_is_reported_if_it_is_needed(monkeypatch, capl
     """Drafting stays on. A device without the mode, for example an Apple GPU, may be batch-invariant nevertheless."""
     monkeypatch.setattr("adt_core.models.batch_invariance.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
-    drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
+    drafted = decoding_of(target, drafter=load_drafter("jacobi", target)).run()
     expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.InvarianceReport()
     assert drafted.exact == expected and drafted.trace.report()["tau"] > 1
     assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
 
 
 def test_no_remark_without_differences(target):
-    assert decode(decoding_of(target)).exact == invariance.InvarianceReport()
+    assert decoding_of(target).run().exact == invariance.InvarianceReport()
 
 
 def test_a_report_is_valid_for_one_choice_of_triton_kernels(target):
@@ -280,6 +277,6 @@ def test_the_trial_can_be_cancelled(target):
     def cancel():
         raise Cancelled
 
-    decoding = Decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
+    decoding = new_decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
     with pytest.raises(Cancelled):
         invariance.differences(decoding.request)

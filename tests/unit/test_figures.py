@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from adt_core.policies import PLAIN
 from benchmarks.figures.__main__ import MARKED, PARTS, fill, load_figures, pages, render, rounded
-from benchmarks.figures.methods import FIXED, MAIN, PAIRS, SPEED, upper_bounds
+from benchmarks.figures.methods import FIXED, MAIN, PAIRS, SPEED
 
 FIGURES = load_figures()
 
@@ -43,11 +42,3 @@ def test_stored_floats_have_six_digits():
 def test_every_compared_method_is_measured():
     assert {name for pair in PAIRS for name in pair} | set(SPEED) <= set(MAIN)
     assert len({preset.drafting.settings.drafts for preset in FIXED.values()}) == 1
-
-
-def test_upper_bounds_depend_on_forwards_only():
-    rows = [
-        {"method": PLAIN, "target_forwards": 320.0, "drafter_forwards": 0.0},
-        {"method": "fast", "target_forwards": 100.0, "drafter_forwards": 320.0},
-    ]
-    assert upper_bounds(rows) == [[PLAIN, 1.0, 1.0], ["fast", 3.2, 320 / 110]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adt_core.app.checkpoints import load_drafter, load_target
+from adt_core import load_drafter, load_target
 from adt_core.errors import AdtError
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.reading import checkpoint as files

@@ -10,8 +10,8 @@ from adt_core.kernels.choice import VARIABLE, Verdict, missing_support
 from adt_core.runtime import get_runtime
 from benchmarks.gpu import kernels as part
 from benchmarks.gpu import operations
-from benchmarks.gpu.bars import differing_elements, kernels_speedup
-from benchmarks.gpu.models import BOTH, SEVEN_B, random_target, shape_of
+from benchmarks.gpu.bars import BARS, Bar
+from benchmarks.gpu.models import SEVEN_B, random_target, shape_of
 from benchmarks.gpu.operations import Attend, operations_of
 
 GPU = torch.device("cuda")
@@ -96,18 +96,22 @@ def test_differing_elements_are_counted_in_all_layers_and_parts():
     }
 
 
+def bar(words: str) -> Bar:
+    return next(bar for bar in BARS if words in bar.title)
+
+
 @pytest.mark.parametrize("used, expected", [(True, 7), (False, None)], ids=["used", "rejected"])
 def test_bar_counts_only_elements_of_used_kernels(used, expected):
-    row = {"table": part.BITS, "Triton is used": used, "elements": 9, "1 rows": 3, "2 rows": 4}
-    assert differing_elements({"bits": [row]}) == expected
-    assert differing_elements({}) is None
+    rows = [{"table": part.BITS, "Triton is used": used, "1 rows": count, part.DIFFERING: count} for count in (0, 7)]
+    assert bar("number of rows").value({"bits": rows}) == expected
+    assert bar("number of rows").value({}) is None
 
 
 def test_bar_compares_rounds_with_and_without_kernels():
     row = {"table": part.ROUNDS, "weights": "bf16", "round": "network and window"}
     rows = [row | {"Triton": "off", "times as fast": 1.0}, row | {"Triton": "on", "times as fast": 1.4}]
-    assert kernels_speedup(BOTH)({"rounds": rows}) == 1.4
-    assert kernels_speedup(BOTH)({}) is None
+    assert bar("24 drafts").value({"rounds": rows}) == 1.4
+    assert bar("24 drafts").value({}) is None
 
 
 def test_verdict_of_the_trial_is_reported(monkeypatch):

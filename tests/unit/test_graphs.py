@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, pool
 from adt_core.engine.request import Request
 from adt_core.engine.round import run_round
@@ -20,30 +20,12 @@ from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies.auto import Auto
 from adt_core.runtime import get_runtime
 from adt_core.settings import Lantern
-from tests.drafted import METHODS, costs, run, write_drafter
+from tests.drafted import METHODS, costs, new_decoding, run
 from tests.tape import Tape, counted
-from tests.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 PROMPTS = ("a cat", "three small dogs", "fog")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Return the folders of a target and of its drafter."""
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
-    return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
-
-
-@pytest.fixture(scope="module")
-def target(folders):
-    return load_target(folders[0], dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def drafters(folders, target):
-    return drafters_by_name(load_drafter(folders[1], target))
 
 
 @pytest.fixture
@@ -79,7 +61,6 @@ def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape,
         sizes = {records.images[0].depth_asked for records in decoding.trace.rounds}
         captured.append(tape.captured)
         assert sum(round.prepared for round in decoding.trace.rounds) <= len(sizes) + 1
-        decoding.learn_costs()
         assert tape.captured == captured[-1] and not get_runtime().graph_failures
     assert decoding.profile.decodings > 0
 
@@ -295,7 +276,7 @@ def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
     expected = run(target, drafters["network+jacobi"], PROMPTS[:1], **how)
     captured = tape.captured
     prompt = target.encode_prompt(PROMPTS[0])
-    decoding = Decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
+    decoding = new_decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
     with pytest.raises(Stop):
         for _ in decoding:
             pass

@@ -33,9 +33,7 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
     """Grow trees from a table of log-probabilities.
 
     Args:
-        shapes: Shape of each image's tree.
         table: [levels, code, next code] log-probabilities.
-        context: Context of the drafter.
 
     Returns:
         The trees, and the number of calls of the network.

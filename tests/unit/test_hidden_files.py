@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adt_core import Drafting, Sampling
+from adt_core import Drafting, Pipeline, Recipe, Sampling
 from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.checkpoints import checkpoint_files, is_target_file
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.app.unsupported import refuse_layout
-from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from adt_core.files import list_visible
 from adt_core.lab import quality
 from adt_core.lab.training.dataset import find_captioned
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
-from adt_core.recipe import Recipe
+from adt_core.models.unsupported import refuse_layout
 from tests.tiny import write_tiny_checkpoint
 
 APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4056)
@@ -47,11 +44,11 @@ def test_visible_files_are_listed_in_order(tmp_path):
 
 def test_a_batch_is_not_generated_again_over_hidden_files(models, tmp_path):
     target, _ = models
-    job = Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive")))
-    made = decode(new_decoding(job, ["a cat"]))
-    saved = BatchFolder(job, tmp_path).save(made, 0, "a cat")
+    pipeline = Pipeline(target, Recipe(Sampling(seed=3), Drafting("autoregressive")))
+    made = pipeline.decoding(["a cat"]).run()
+    saved = BatchFolder(pipeline, tmp_path).save(made, 0, "a cat")
     hide(tmp_path, saved.path.name)
-    again = BatchFolder(job, tmp_path)
+    again = BatchFolder(pipeline, tmp_path)
     assert again.path("a cat") == saved.path
     assert again.find("a cat") is not None
 

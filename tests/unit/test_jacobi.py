@@ -65,6 +65,14 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
     assert torch.equal(tree.ancestors, ancestor_matrix(tree.parents, 3))
 
 
+def test_every_image_gets_the_branches_of_its_own_budget():
+    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log().expand(2, -1, -1)
+    candidates = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]]).expand(2, -1, -1)
+    tokens = torch.tensor([[0, 10, 20, 30]]).expand(2, -1)
+    tree = spine_and_branches(tokens, candidates, log_p, drafts=6, budgets=torch.tensor([[6], [4]]))
+    assert tree.valid.sum(1).tolist() == [7, 5]
+
+
 def test_padding_of_a_spine_with_branches_has_only_the_root_as_ancestor():
     """One image has two drafts, and the other image has none."""
     log_p = (
@@ -120,6 +128,29 @@ def test_each_class_learns_from_its_positions_up_to_the_first_miss():
             assert calibration.hit_rates()[image, one].item() == pytest.approx(expected)
             factor = math.exp(LEARNING_RATE * error[image].get(one, 0.0))
             assert temperature(calibration, one)[image] == pytest.approx(before[one][image] * factor)
+
+
+def test_drafts_after_a_miss_of_the_spine_are_not_learned_even_if_a_branch_was_accepted():
+    """The spine misses at its first position. A branch is accepted there, and with it two more tokens of the spine."""
+    calibration = Calibration(1, torch.zeros((), dtype=torch.float64))
+    before = calibration.hit_rates()
+    forecast = Forecast(
+        torch.tensor([[1, 2, 3]]), torch.tensor([[[1, 2, 3]]]), torch.full((1, 1, 3), 0.5, dtype=torch.float64)
+    )
+    tree = SimpleNamespace(tokens=torch.tensor([[9, 1, 2, 3]]), height=3, valid=torch.ones(1, 4, dtype=torch.bool))
+    verified = SimpleNamespace(following=torch.tensor([[8, 2, 3]]), tree=tree)
+    calibration.learn(forecast, verified, is_decided=torch.ones(1, 3, dtype=torch.bool))
+    assert (calibration.hit_rates() != before).nonzero()[:, 1].tolist() == [1]
+
+
+def test_new_images_bring_their_own_calibration():
+    calibration = Calibration(2, torch.zeros((), dtype=torch.float64))
+    other = Calibration(1, torch.zeros((), dtype=torch.float64))
+    for part in other.state():
+        part.fill_(3.0)
+    calibration.admit(torch.tensor([1]), other)
+    for part in calibration.state():
+        assert (part[1] == 3).all() and not (part[0] == 3).all()
 
 
 # ---- updates from rejected drafts ------------------------------------------------------------------

@@ -1,29 +1,28 @@
-"""Tests of jobs: the loop over a decoding, the division of prompts into parts, and the settings in a PNG."""
+"""Tests of pipelines: the loop over a decoding, the division of prompts into parts, and the settings in a PNG."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import torch
 
-from adt_core import Drafting, Lantern, Sampling
-from adt_core.app.jobs import drawing, new_decoding, split
-from adt_core.engine.job import Job
-from adt_core.recipe import Recipe
+from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
+from adt_core.app.pipeline import split
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
 
 @pytest.fixture
-def job(models):
+def pipeline(models):
     target, drafter = models
-    return Job(target, Recipe(Sampling(seed=3), Drafting("adt-tree")), drafter)
+    return Pipeline(target, Recipe(Sampling(seed=3), Drafting("adt-tree")), drafter)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_every_image_is_yielded_once_when_it_is_complete(job, at_once):
-    decoding = new_decoding(job, PROMPTS, at_once=at_once)
+def test_every_image_is_yielded_once_when_it_is_complete(pipeline, at_once):
+    decoding = pipeline.decoding(PROMPTS, at_once=at_once)
     yielded = []
-    with drawing(decoding) as running:
+    with closing(decoding.finished()) as running:
         for finished in running:
             for image in finished:
                 assert (decoding.codes[image] >= 0).all()
@@ -31,15 +30,15 @@ def test_every_image_is_yielded_once_when_it_is_complete(job, at_once):
     assert sorted(yielded) == list(range(len(PROMPTS)))
 
 
-def test_completely_kept_images_are_yielded_without_a_round(job):
+def test_completely_kept_images_are_yielded_without_a_round(pipeline):
     prefix = torch.zeros(2, 16, dtype=torch.long)
-    with drawing(new_decoding(job, PROMPTS[:2], prefix=prefix)) as running:
+    with closing(pipeline.decoding(PROMPTS[:2], prefix=prefix).finished()) as running:
         assert list(running) == [[0, 1]]
 
 
-def test_leaving_the_loop_frees_the_caches(job):
-    decoding = new_decoding(job, PROMPTS)
-    with pytest.raises(ValueError), drawing(decoding) as running:
+def test_leaving_the_loop_frees_the_caches(pipeline):
+    decoding = pipeline.decoding(PROMPTS)
+    with pytest.raises(ValueError), closing(decoding.finished()) as running:
         for _ in running:
             raise ValueError
     assert decoding.active == []
@@ -63,8 +62,10 @@ def test_parts_cover_the_images_in_order(images, at_once, workers, factor):
         (Lantern(7, factor=2.0, max_substitution=0.5), (7, None, 2.0, 0.5)),
     ],
 )
-def test_a_png_contains_the_options(job, lantern, options):
-    settings = Job(job.target, replace(job.recipe, lantern=lantern, negative=" fog ")).settings("a cat", 2)
+def test_a_png_contains_the_options(pipeline, lantern, options):
+    settings = Pipeline(pipeline.target, replace(pipeline.recipe, lantern=lantern, negative=" fog ")).settings(
+        "a cat", 2
+    )
     names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
     assert tuple(settings[name] for name in names) == options
     others = {"prompt": "a cat", "image_index": 2, "negative": "fog", "size": None}

@@ -10,16 +10,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, load_drafter, load_target
+from adt_core import AdtError, Drafting
 from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.kernels import choice, gate, verdicts
-from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime, new_runtime
-from tests.drafted import run, write_drafter
+from tests.drafted import new_decoding, run
 from tests.tape import Tape
-from tests.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -29,22 +27,6 @@ ERRORS = (
     RuntimeError("CUDA error: operation not permitted"),
     torch.cuda.OutOfMemoryError("CUDA out of memory."),
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
-    return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
-
-
-@pytest.fixture(scope="module")
-def target(folders):
-    return load_target(folders[0], dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def drafters(folders, target):
-    return drafters_by_name(load_drafter(folders[1], target))
 
 
 class Gpu(Tape):
@@ -199,7 +181,7 @@ def test_later_processes_capture_no_kernels_with_an_allocator_that_ends_captures
 
 def test_a_decoding_starts_again_if_another_decoding_has_switched_the_kernels_off(expected, target, drafters, gpu):
     rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
-    decoding = Decoding(target, rows, drafting=Drafting("eagle2"), drafter=drafters["network"])
+    decoding = new_decoding(target, rows, drafting=Drafting("eagle2"), drafter=drafters["network"])
     for round in decoding:
         if round.index == 5:
             choice.switch_off("another decoding failed")

@@ -17,7 +17,7 @@ from adt_core import AdtError, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.models.reading.checkpoint import Checkpoint
 from tests.layouts import llamagen
-from tests.layouts.edits import edit_config, edit_tensors
+from tests.layouts.edits import edit_config, edit_tensors, error_of
 from tests.layouts.emu3 import write_emu3
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -33,16 +33,6 @@ def target(tmp_path):
 @pytest.fixture
 def drafter(tmp_path, target):
     return write_tiny_drafter(tmp_path / "drafter", target)
-
-
-def error_of(path: Path) -> str:
-    """Return the error of loading. Check that ``inspect`` reports the same error."""
-    with pytest.raises(AdtError) as raised:
-        load_target(path)
-    with pytest.raises(AdtError) as inspected:
-        inspect(str(path))
-    assert str(inspected.value) == str(raised.value)
-    return str(raised.value)
 
 
 # ---- training checkpoints --------------------------------------------------------------------------

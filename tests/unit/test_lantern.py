@@ -108,6 +108,23 @@ def test_exact_matches_have_priority_then_the_nearest_substitute():
     assert passed(0) == [[True, True, False], [False, False, False]]
 
 
+def test_of_two_equally_near_substitutes_the_first_is_accepted():
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 3)
+    z = torch.full((1, 3, 4), 0.25).log()
+    agrees, _ = relaxed(star([0, 2]), 1, z, neighbours, Lantern(3, 1.0))
+    assert agrees.tolist() == [[True, True, False]]
+
+
+def test_the_tokens_of_siblings_do_not_use_up_delta():
+    """The nearest code to child 0 is its sibling 1 with probability 0.06, then code 2 with 0.05. That fits."""
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [-1.5], [9.0]]), 3)
+    z = torch.tensor([0.5, 0.06, 0.05, 0.39]).log().expand(1, 3, -1)
+    _, substitutes = relaxed(star([0, 1]), 2, z, neighbours, Lantern(3, 0.055))
+    assert substitutes.tolist() == [[False, True, False]]
+    _, alone = relaxed(star([0]), 2, z[:, :2], neighbours, Lantern(3, 0.055))
+    assert not alone.any(), "without the sibling, code 1 counts, and delta is used up"
+
+
 def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
     z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)

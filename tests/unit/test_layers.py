@@ -16,6 +16,7 @@ from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots
+from adt_core.models.target import EncodedPrompt
 from tests.layouts.janus import write_janus
 from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -30,8 +31,9 @@ def forwards(network, check=None, tokens=5):
 
     def run(ids, step):
         features = torch.randn(*ids.shape, network.config.hidden_size, generator=generator).to(like)
-        extra = () if hasattr(network, "head") else (features,)
-        return network(ids, *extra, step=step, cache=cache, rope=rope, **more)
+        if hasattr(network, "head"):
+            return network(ids, step, cache, rope, **more)
+        return network(ids, features, LayerContext.of(step, rope, network.config), cache)
 
     cache = KVCache(network.config, 2, 16, like)
     rope = rope_tables(network.config, like)
@@ -286,3 +288,10 @@ def test_the_head_multiplies_few_rows_of_padding(models, monkeypatch, tokens, ro
     assert multiplied == [rows]
     monkeypatch.setattr(type(decoder), "tile", 0)
     assert z.shape == (1, tokens, decoder.head.shape[1]) and torch.allclose(z, decoder.logits(features, 3.0))
+
+
+def test_hidden_prompt_tokens_are_visible_to_a_drafter_that_reads_them():
+    """The first row has one padding token, which stays invisible, and two hidden tokens."""
+    rows = BatchRows([EncodedPrompt([1, 2, 3], hidden=2), EncodedPrompt([1, 2, 3, 4])], 8, torch.empty(0))
+    assert (rows.prefill().mask[0, 0, 3] == 0).tolist() == [False, False, False, True]
+    assert (rows.unhidden().prefill().mask[0, 0, 3] == 0).tolist() == [False, True, True, True]

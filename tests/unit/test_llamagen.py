@@ -10,9 +10,10 @@ from itertools import islice
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, cli, load_drafter, load_target
+from adt_core import AdtError, Drafting, cli, load_drafter, load_target
 from adt_core.policies import PLAIN
 from tests.command import words
+from tests.drafted import new_decoding
 from tests.layouts import llamagen as layout
 from tests.layouts.edits import edit_config, edit_tensors
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -54,7 +55,7 @@ def test_t5_never_runs_in_float16(folder, dtype):
     target = load_target(folder / "upstream" / layout.NAMES[16], dtype=dtype)
     encoder = {parameter.dtype for parameter in target.text_encoder.parameters()}
     assert encoder == {torch.bfloat16} and target.decoder.dtype == dtype
-    decoding = Decoding(target, [target.encode_prompt("a fox")], drafting=Drafting(PLAIN))
+    decoding = new_decoding(target, [target.encode_prompt("a fox")], drafting=Drafting(PLAIN))
     for _ in islice(decoding, 3):
         pass
     assert decoding.done_tokens == 4

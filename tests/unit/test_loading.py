@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device.memory import GRAPH_BYTES
 from adt_core.models.target import EncodedPrompt
 from adt_core.models.vq import VQConfig, VQModel
 from model_making.sequences import image_token
-from tests.drafted import run
+from tests.drafted import new_decoding, run
 from tests.layouts.llamagen import write_upstream
 from tests.tiny import byte_tokenizer, write_tiny_checkpoint
 
@@ -133,7 +133,7 @@ def test_inspect_states_the_memory_that_a_decoding_requires(tiny, weights):
     target = load_target(tiny / "target", dtype=torch.bfloat16, weights=weights)
     row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
-    decoding = Decoding(target, row, negatives=row, sampling=Sampling(guidance=2.0), **drafting)
+    decoding = new_decoding(target, row, negatives=row, sampling=Sampling(guidance=2.0), **drafting)
     parts = [*target.decoder.state_dict().values(), *target.codec.parameters()]
     stored = sum(part.numel() * part.element_size() for part in parts)
     (found,) = inspect(str(tiny / "target"))

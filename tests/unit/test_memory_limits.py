@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from adt_core import Drafting, load_drafter, load_target
-from adt_core.engine.decoding import Decoding
 from adt_core.engine.device import memory
 from adt_core.errors import AdtError
 from adt_core.memory_limit import MemoryLimit, memory_limit
 from adt_core.settings import BUNDLED
+from tests.drafted import new_decoding
 
 MACHINE = 64 * 2**30
 MIB = 2**20
@@ -104,14 +104,14 @@ def test_images_that_exceed_the_limit_are_refused(monkeypatch, images, limit, fi
     target = load_target()
     drafter = load_drafter(BUNDLED, target)
     monkeypatch.setattr(memory, "memory_limit", lambda: MemoryLimit(limit * MIB, "this container"))
-    decoding = Decoding(
+    decoding = new_decoding(
         target, [target.encode_prompt("a red house")] * images, drafter=drafter, drafting=Drafting("adt-tree")
     )
     if fits:
         next(iter(decoding))
     else:
         with pytest.raises(
-            AdtError, match=rf"^{images} images at a time .* of the .* GB of this container may be used"
+            AdtError, match=rf"^{images} images at a time .* of the .* GiB of this container may be used"
         ):
             next(iter(decoding))
 

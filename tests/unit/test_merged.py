@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adt_core import AdtError, Drafting
-from adt_core.drafters import with_window
-from adt_core.drafters.calibration import FRESH_FROM, UNCHANGED, UNREAD, freshness_classes
+from adt_core.drafters import merged, with_window
+from adt_core.drafters.calibration import FRESH_FROM, UNCHANGED, UNREAD, freshness_classes, has_poor_feature
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
 from adt_core.drafters.jacobi import Window
 from adt_core.drafters.merged import MIN_PASSES, MergedProposer, num_passes
@@ -121,14 +121,14 @@ def test_each_pass_reads_the_window_that_the_last_one_has_changed(models, monkey
         replace(window, *guesses)
         windows.append(window.tokens.clone())
 
-    def read(proposer, tokens, *others):
-        fed.append((len(windows), tokens.clone()))
-        return read_ahead(proposer, tokens, *others)
+    def read(proposer, codes, *others):
+        fed.append((len(windows), codes.clone()))
+        return read_ahead(proposer, codes, *others)
 
     monkeypatch.setattr(Window, "replace", replaced)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, drafts=16))
-    assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
+    assert fed and all(torch.equal(tokens, windows[count - 1][:, 1:-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
     assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a pass has changed the window
     assert [i - at[0] for i in at[:MIN_PASSES]] == list(range(MIN_PASSES))  # one pass after each change
@@ -159,18 +159,17 @@ def test_where_the_target_has_read_nothing_the_network_continues_from_its_own_pr
     target, network = models
     called = []
     never_read = []
-    unread = Window.has_poor_features
     read_ahead = EagleProposer.read_ahead
 
-    def asked(window):
-        never_read.append((window.freshness == UNREAD)[0, 1:-1])
-        return unread(window)
+    def asked(freshness):
+        never_read.append((freshness == UNREAD)[0, 1:, 0])
+        return has_poor_feature(freshness)
 
     def read(proposer, tokens, features, roots):
         called.append((features[:, 1:], read_ahead(proposer, tokens, features, roots)))
         return called[-1][1]
 
-    monkeypatch.setattr(Window, "has_poor_features", asked)
+    monkeypatch.setattr(merged, "has_poor_feature", asked)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, drafts=16))
     later = [i for i in range(len(called)) if i % MIN_PASSES and never_read[i].any()]
@@ -201,8 +200,8 @@ def test_replaced_candidates_make_later_positions_less_fresh():
         distance,
         torch.zeros(1, 5, dtype=torch.bool),
         torch.ones(1, 5, dtype=torch.bool),
-        torch.arange(5),
-        torch.tensor(-UNCHANGED),
+        torch.tensor([[i - j if j < i else UNCHANGED for j in range(5)] for i in range(5)]),
+        torch.tensor(UNCHANGED),
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]

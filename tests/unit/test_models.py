@@ -47,8 +47,9 @@ def test_a_new_family_is_one_row(monkeypatch):
     row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0, 0.7))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
     assert not checkpoints.is_target_config({"new": 1})
-    monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
-    assert checkpoints.is_target_config({"new": 1}) and checkpoints.published()[-1] == row
+    for module in (load, checkpoints):
+        monkeypatch.setattr(module, "FAMILIES", [*load.FAMILIES, new])
+    assert checkpoints.is_target_config({"new": 1}) and load.published()[-1] == row
     assert model_tables.models_table().endswith(
         "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB / 0.7 GiB |"
     )

@@ -9,11 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from adt_core import load_drafter, load_target
-from adt_core.app.jobs import new_decoding
-from adt_core.engine.job import Job
+from adt_core import Pipeline, Recipe, load_drafter, load_target
 from adt_core.lab.benchmark import PRESETS
-from adt_core.recipe import Recipe
 from benchmarks.harness import SAMPLING
 
 ROUNDS = 4
@@ -24,14 +21,14 @@ MARGIN = 1.03
 
 @pytest.mark.parametrize(
     "preset, drafter, most",
-    [("autoregressive", None, 970), ("jacobi-chain", "jacobi", 1430), ("merged", "bundled+jacobi", 2565)],
+    [("autoregressive", None, 850), ("jacobi-chain", "jacobi", 1255), ("merged", "bundled+jacobi", 2190)],
     ids=["plain", "chain", "network and window"],
 )
 def test_operations_of_a_round(preset, drafter, most):
     target = load_target("bundled", torch.device("cpu"), torch.float32)
     network = None if drafter is None else load_drafter(drafter, target)
-    job = Job(target, Recipe(SAMPLING, PRESETS[preset].drafting), network)
-    with closing(iter(new_decoding(job, ["a red circle above a blue square"], [0]))) as rounds:
+    pipeline = Pipeline(target, Recipe(SAMPLING, PRESETS[preset].drafting), network)
+    with closing(iter(pipeline.decoding(["a red circle above a blue square"], [0]))) as rounds:
         for _ in range(4):
             next(rounds)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, load_drafter, load_target
+from adt_core import Drafting, load_drafter, load_target
 from adt_core.models import cpu, layers, packed
 from adt_core.models.torch_private import onednn_pack
+from tests.drafted import new_decoding
 
 pytestmark = pytest.mark.skipif(
     onednn_pack(torch.ones(8, 8)) is None, reason="torch has no oneDNN kernel to pack weights"
@@ -96,7 +97,7 @@ def test_large_networks_are_not_packed(monkeypatch, decoder):
 def test_decoding_packs_the_weights_of_target_and_drafter(tiny):
     target = load_target(tiny / "target", dtype=torch.float32)
     drafter = load_drafter(tiny / "drafter", target)
-    next(iter(Decoding(target, [[1, 2, 3]], drafting=Drafting("adt-tree"), drafter=drafter)))
+    next(iter(new_decoding(target, [[1, 2, 3]], drafting=Drafting("adt-tree"), drafter=drafter)))
     assert matrices(target.decoder)
     assert packed.packed(drafter.layer.qkv) is not None
     assert packed.packed(drafter.fc) is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Pipeline, cli
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.app.images import read_settings
 from tests.tiny import write_tiny_checkpoint
 
@@ -40,6 +40,14 @@ def test_the_image_depends_only_on_text_and_seed(pipe):
     alone = pipe.generate(TEXTS[2], seed=1, method="autoregressive")
     assert [result.prompt for result in first] == TEXTS
     assert first[2].tokens.equal(alone.tokens) and not alone.tokens.equal(pipe.generate(TEXTS[2], seed=2).tokens)
+
+
+def test_options_of_a_pipeline_made_of_loaded_models_replace_its_recipe(pipe):
+    made = Pipeline(pipe.target, Recipe(Sampling(seed=3), Drafting("adt-tree", depth=2)), pipe.drafter)
+    changed = made.with_options(method="autoregressive", temperature=0.5).recipe
+    assert changed.sampling == Sampling(seed=3, temperature=0.5) and changed.drafting.method == "autoregressive"
+    with pytest.raises(AdtError, match="depth"):
+        made.with_options(method="autoregressive", depth=2)
 
 
 def test_stream_yields_each_image_once_and_previews(pipe):
@@ -113,10 +121,10 @@ def test_errors_name_the_input_and_what_is_valid(pipe, call, message, monkeypatc
 
 
 def test_the_bundled_model_has_its_published_settings():
-    job = Pipeline.load("bundled", device="cpu").job()
-    assert (job.recipe.sampling.temperature, job.recipe.sampling.guidance) == (0.6, 2.0)
-    assert job.recipe.drafting.method == "auto" and job.drafter is not None
-    assert job.target.decoder.dtype == torch.float32
+    pipeline = Pipeline.load("bundled", device="cpu")
+    assert (pipeline.recipe.sampling.temperature, pipeline.recipe.sampling.guidance) == (0.6, 2.0)
+    assert pipeline.recipe.drafting.method == "auto" and pipeline.drafter is not None
+    assert pipeline.target.decoder.dtype == torch.float32
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "programs").glob("*.py")), ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from adt_core import AdtError, Drafting, Sampling
-from adt_core.app.loading import complete
+from adt_core.app.defaults import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
@@ -49,8 +49,8 @@ def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
 
 def add_round(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
     """Report a round to the policy, with the root at `position` and a tree of this depth."""
-    share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
-    policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
+    record = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
+    policy.on_verified(Round(0, 0.01, 0.001, 1, (record,)))
 
 
 # ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
@@ -99,24 +99,15 @@ def test_a_round_without_drafts_changes_nothing():
     assert size(p, 1) == shape
 
 
-def test_vertical_adjacency_uses_the_cell_above():
-    p = adt_tree(init="vertical")
-    size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get deeper trees
-    for position in (5, 6, 7, 8):
-        size(p, position)
-        add_round(p, position, accepted=0, depth=4)
-    assert size(p, 10) == (5, 2)  # cell 10 is below cell 2
-
-
-def test_both_is_the_mean_of_left_and_above():
-    p = adt_tree(init="both", depth_step=2)
+@pytest.mark.parametrize("init, expected", [("vertical", (6, 2)), ("both", (4, 4))])
+def test_vertical_uses_the_cell_above_and_both_the_mean_of_left_and_above(init, expected):
+    p = adt_tree(init=init, depth_step=2)
     size(p, 0)
     add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get the shape (6, 2)
     for position in (5, 6, 7, 8):
         size(p, position)
         add_round(p, position, accepted=0, depth=4)  # cell 6 gets (4, 3), and each later cell one level less
-    assert size(p, 9) == (4, 4)  # mean of the left cell's (1, 5) and the upper cell's (6, 2), rounded up
+    assert size(p, 9) == expected  # the left cell has (1, 5), the upper cell (6, 2); the mean is rounded up
 
 
 def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():
@@ -149,18 +140,11 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
         sizes = []
         for position in range(0, 60, 3):
             sizes.append(size(p, position))
-            share = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
-            p.on_verified(Round(0, seconds, seconds, 1, (share,)))
+            record = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
+            p.on_verified(Round(0, seconds, seconds, 1, (record,)))
         shapes.append(sizes)
     assert shapes[0] == shapes[1]
     assert all(1 <= depth <= 6 and 1 <= width <= 5 for depth, width in shapes[0])
-
-
-def test_the_papers_rule_is_not_recorded():
-    """Version 0.2 had only the rule of the paper and didn't record it. Its folders and records must still be found."""
-    assert "rule" not in Drafting("adt-tree").flat()
-    predicted = Drafting("adt-tree", rule="predicted")
-    assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
 
 
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
@@ -171,6 +155,25 @@ def test_first_round_of_a_row(wrap, expected):
     size(p, 2)
     add_round(p, 2, accepted=3, depth=4)  # cells 3 to 6 get the shape (6, 1)
     assert size(p, 6) == expected  # cell 6 is in row 1, column 2, below cell 2
+
+
+def test_a_reset_happens_only_in_a_new_row():
+    p = adt_tree(columns=4, wrap="reset")
+    size(p, 0)
+    add_round(p, 0, accepted=1, depth=2)
+    assert size(p, 2) == (5, 2)
+
+
+@pytest.mark.parametrize("root, expected", [(11, 9), (12, 14)])
+def test_predictions_use_four_tokens_above_from_the_column_of_the_next_token_on(root, expected):
+    """A row has ten tokens. The rounds of tokens 1 to 4 had no accepted drafts, the round of tokens 5 to 9 had four."""
+    p = adt_tree(rule="predicted", init="vertical", columns=10, depth_max=20, beta=0.1)
+    size(p, 0)
+    for position in range(4):
+        add_round(p, position, accepted=0, depth=4)
+    add_round(p, 4, accepted=4, depth=4)
+    # Mean of the image: (0.4 + 4) / 6 = 0.73. Above root 11 are the tokens 2 to 5 (mean 1), above 12 are 3 to 6 (2).
+    assert size(p, root)[0] == expected
 
 
 def test_random_shapes_are_seeded_and_within_the_bounds():

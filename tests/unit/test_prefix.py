@@ -1,12 +1,14 @@
 """Tests of images with kept tokens: dependence on the settings, statistics, and the start of the Jacobi window."""
 
+from copy import copy
+
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling
+from adt_core import AdtError, Drafting, Lantern, Sampling
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
-from tests.drafted import run
+from tests.drafted import new_decoding, run
 
 
 def decode(models, drafting=None, prefix=None, prompts=("a cat", "three small dogs"), **options):
@@ -53,7 +55,7 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
 
     def first_guesses(start):
         guessed.clear()
-        decoding = Decoding(
+        decoding = new_decoding(
             target,
             [target.encode_prompt("x")],
             drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, drafts=target.columns),
@@ -125,5 +127,14 @@ def test_required_memory_includes_a_long_prefill(models):
     target, _ = models
     row = [target.encode_prompt("x")]
     plain = Drafting(PLAIN)
-    short, long = (Decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
+    short, long = (new_decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()
+
+
+def test_a_small_image_is_taken_at_regular_distances(models):
+    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2."""
+    target = copy(models[0])
+    target.grid = (4, 4)
+    target.lead_of = lambda grid: (2, 3)
+    cells = torch.arange(16).view(1, 4, 4)
+    assert target.beginning(cells, 5).tolist() == [[0, 1, 2, 8, 9, 10, 0, 1, 2, 3, 4]]

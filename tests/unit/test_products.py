@@ -11,6 +11,7 @@ from adt_core.engine.device.products import ProductReport, product_report
 from adt_core.engine.request import Request
 from adt_core.models import cpu, layers, packed
 from adt_core.policies import PLAIN
+from tests.drafted import new_decoding
 
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\n"
 
@@ -33,7 +34,7 @@ def request_of(target, drafter=None) -> Request:
 
 def decoding_of(target, drafter=None, **options) -> Decoding:
     drafting = Drafting(PLAIN if drafter is None else "eagle2")
-    return Decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter, **options)
+    return new_decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter, **options)
 
 
 # ---- library -------------------------------------------------------------------------------------

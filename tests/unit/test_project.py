@@ -1,5 +1,6 @@
 """Tests that versions, requirements and documents are consistent, and tests of the commands that dev.py runs."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -45,16 +46,13 @@ def test_version():
 
 
 def test_the_public_names():
-    """The docstring of the package must describe every public name.
-
-    The page on the command line must list the most important ones.
-    """
+    """The docstring of the package must describe every public name. Type checkers read the imports of the package."""
     documented = set(re.findall(r"`(\w+)`", adt_core.__doc__)) - {"encode_prompt"}
     assert documented == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in documented)
-    (page,) = re.findall(
-        r"`adt_core` exports ([^;]*);", (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
-    )
-    assert set(re.findall(r"`(\w+)`", page)) <= documented
+    parsed = ast.parse(Path(adt_core.__file__).read_text(encoding="utf-8"))
+    imported = {part.name for node in ast.walk(parsed) if isinstance(node, ast.ImportFrom) for part in node.names}
+    assert documented <= imported and (ROOT / "adt_core" / "py.typed").exists()
+    assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["adt_core"]
 
 
 def test_the_changelog_contains_this_version():
@@ -239,3 +237,11 @@ def test_images_of_the_readme():
     with Image.open(ROOT / images[0]) as animation:
         assert animation.n_frames > 20 and animation.info["loop"] == 0
     assert (ROOT / images[0]).stat().st_size <= 1_500_000
+
+
+def test_the_script_adt_tree_runs_the_command_line(monkeypatch, capsys):
+    module, name = PYPROJECT["project"]["scripts"]["adt-tree"].split(":")
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/adt-tree", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        getattr(importlib.import_module(module), name)()
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("usage: adt-tree [-h]")

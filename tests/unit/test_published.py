@@ -1,25 +1,20 @@
 """Tests that the command line uses the sampling settings of a model's authors as defaults."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from adt_core import Sampling, cli, load_target
+from adt_core import Pipeline, Recipe, Sampling, cli, load_target
 from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
-from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
 from adt_core.lab import benchmark
 from adt_core.lab.training import drafter
 from adt_core.models import load
+from adt_core.models.load import published_sampling
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
-from adt_core.recipe import Recipe
 from tests.command import read_grids
 from tests.layouts.emu3 import write_emu3
 
@@ -97,15 +92,6 @@ def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
         assert one.tobytes() == two.tobytes()
 
 
-def test_old_pngs_have_no_suffix(emu3, generate, tmp_path):
-    saved, path = generate("--size", "32x32", "--suffix", "", model=emu3)
-    with Image.open(path) as image:
-        info = PngInfo()
-        info.add_text("adt_tree", json.dumps({name: value for name, value in saved.items() if name != "suffix"}))
-        image.save(tmp_path / "old.png", pnginfo=info)
-    assert generate("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
-
-
 def test_blank_prompts_get_no_suffix():
     assert suffixed(" a cat\n", SUFFIX) == f" a cat{SUFFIX}"
     assert suffixed(" \n", SUFFIX) == " \n" and suffixed("a cat", "") == "a cat"
@@ -116,7 +102,7 @@ def test_negative_prompts_get_no_suffix(emu3):
 
     def codes(prompt, **words):
         recipe = Recipe(Sampling(seed=3, guidance=3.0), Drafting(PLAIN), **words)
-        return decode(new_decoding(Job(target, recipe), [prompt])).codes.tolist()
+        return Pipeline(target, recipe).decoding([prompt]).run().codes.tolist()
 
     made = codes("a cat", negative="fog", suffix=SUFFIX)
     assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import AdtError, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import int4, layers, quantised, quantised_matmul
 from adt_core.models.config import QUANTISED
 from adt_core.models.layers import MATRICES, product
+from adt_core.models.load import BUNDLED_SAMPLING
 from tests.drafted import run
 from tests.layouts.lumina import write_lumina
 from tests.reading import logits_after

@@ -20,7 +20,6 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
     """Return a valid record of a prompt.
 
     Args:
-        number: Number of the prompt.
         figures: Statistics that replace the statistics of the second method.
         **changes: Values that replace fields of the record.
     """

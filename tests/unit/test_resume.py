@@ -8,15 +8,13 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from adt_core import Drafting, cli
+from adt_core import Drafting, Pipeline, Recipe, cli
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import PromptEntry
 from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
 from adt_core.commands.batch_size import default_batch_size
 from adt_core.commands.image_list import ImageList
 from adt_core.commands.progress import RunProgress
-from adt_core.engine.job import Job
-from adt_core.recipe import Recipe
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
@@ -386,25 +384,26 @@ def test_tars_need_the_library_and_a_folder(generate, monkeypatch):
 
 
 def test_the_default_batch_size_fits_into_the_free_memory(models, monkeypatch):
-    job = Job(models[0], Recipe(drafting=Drafting("autoregressive")))
-    assert default_batch_size(job, PROMPTS) == batch_size.CPU_BATCH_SIZE == 8
-    required = batch_size.required_bytes(batch_size.Request.of(job, ["a red house"] * 4), 2)
+    pipeline = Pipeline(models[0], Recipe(drafting=Drafting("autoregressive")))
+    assert default_batch_size(pipeline, PROMPTS) == batch_size.CPU_BATCH_SIZE == 8
+    required = batch_size.required_bytes(pipeline.decoding(["a red house"] * 4).request, 2)
     for factor, expected in ((1.01, 2), (0.99, 1), (1e-6, 1)):
         free = SimpleNamespace(available=factor * required / batch_size.MEMORY_SHARE)
         monkeypatch.setattr(batch_size.psutil, "virtual_memory", lambda free=free: free)
         monkeypatch.setattr(batch_size, "cpu_memory_shortage", lambda *_: "")
-        assert default_batch_size(job, ["a red house"]) == expected
-    assert default_batch_size(job, ["long " * 100]) == 8, "without a valid prompt, the memory does not matter"
+        assert default_batch_size(pipeline, ["a red house"]) == expected
+    assert default_batch_size(pipeline, ["long " * 100]) == 8, "without a valid prompt, the memory does not matter"
 
 
 def test_a_list_is_decoded_in_batches_by_default(generate, monkeypatch):
     sizes = []
-    new_decoding = generation.GenerationWorker.__init__.__globals__["new_decoding"]
-    monkeypatch.setitem(
-        generation.GenerationWorker.__init__.__globals__,
-        "new_decoding",
-        lambda *given: sizes.append(given[3]) or new_decoding(*given),
-    )
+    decoding = Pipeline.decoding
+
+    def recorded(pipeline, prompts, indices=None, at_once=None):
+        sizes.extend([at_once] if at_once else [])
+        return decoding(pipeline, prompts, indices, at_once)
+
+    monkeypatch.setattr(Pipeline, "decoding", recorded)
     assert generate("a", at_once=None)[0] == 0
     assert sizes == [8]
     assert generate("b")[0] == 0

@@ -39,6 +39,10 @@ def test_top_p_always_keeps_the_best_and_top_k_keeps_ties():
     ]
 
 
+def test_top_p_excludes_a_token_if_earlier_tokens_reach_it_exactly():
+    assert torch.isfinite(process_logits(torch.zeros(2), Sampling(top_p=0.5))).tolist() == [True, False]
+
+
 def test_guiding_features_is_guiding_logits():
     torch_generator = torch.Generator().manual_seed(0)
     features, head = (

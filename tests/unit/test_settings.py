@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from adt_core import AdtError
+from adt_core import AdtError, Loading, Recipe
 from adt_core.app import args
 from adt_core.policies import POLICIES, DraftSettings
-from adt_core.recipe import Loading, Recipe
 from adt_core.settings import Lantern, Option, Sampling, Settings
 
 ARGUMENTS = [kind for kind in vars(args).values() if isinstance(kind, type) and issubclass(kind, Settings)]

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,8 +163,8 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
-        rf"about {number} min \({number} to generate, {number} to train\), {number} GB of memory and "
-        rf"{number} GB of disk",
+        rf"about {number} min \({number} to generate, {number} to train\), {number} GiB of memory and "
+        rf"{number} GiB of disk",
         estimate,
     )
     assert "The training takes" not in train()[2], "the command must print no estimate for a finished run"
@@ -183,21 +184,22 @@ def test_training_equals_inference(models, tmp_path):
     outs = [out[:, root] for out in unroll(drafter, outputs, torch.arange(12), passes)]
 
     from adt_core.models.cache import KVCache
+    from adt_core.models.layers import LayerContext
     from adt_core.models.rotary import rope_tables
     from adt_core.models.rows import BatchRows, Roots
 
     rows = BatchRows(outputs.prompts, 64, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, 64, drafter.embedding)
-    rope = rope_tables(drafter.config, drafter.embedding)
+    context = partial(LayerContext.of, rope=rope_tables(drafter.config, drafter.embedding), config=drafter.config)
     ids = rows.spread(target.decoder.image_ids[codes])
     features = outputs.features.double()
-    drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
-    step = rows.causal_step(Roots.all_at(codes[:, 0], 0), root)
-    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache, rope)[:, -1:]
+    drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], context(rows.prefill()), cache)
+    step = context(rows.causal_step(Roots.all_at(codes[:, 0], 0), root))
+    out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache)[:, -1:]
     for depth in range(passes):
         assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
-        step = rows.step(Roots.all_at(codes[:, 0], root), depth, depth, None)
-        out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache, rope)
+        step = context(rows.step(Roots.all_at(codes[:, 0], root), depth, depth, None))
+        out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache)
 
 
 def test_training_images_equal_those_of_generate(train, tiny, tmp_path):

@@ -9,11 +9,11 @@ from model_making.captions import (
     SKY_NAMES,
     UNKNOWN,
     CaptionWord,
-    caption_spec,
     default_places,
     vocabulary,
     write_caption,
 )
+from model_making.prompts import ObjectSpec, PromptSpec
 from model_making.render import render
 from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, Scene, SceneItem, sample_wide_scene
 from model_making.scoring import analyse_image, score_prompt
@@ -29,6 +29,16 @@ SCENE = Scene(
 
 def sample_captions(count=400, scene=SCENE) -> list[list[CaptionWord]]:
     return [write_caption(scene, np.random.default_rng(seed)) for seed in range(count)]
+
+
+def caption_spec(caption: list[CaptionWord]) -> PromptSpec:
+    """Return the contents that an image of a caption must show."""
+    expected = [one for word in caption for one in word.expected]
+    background = dict(one.split(":") for one in expected if isinstance(one, str))
+    table = background.pop("table", None) is not None
+    objects = tuple(one for one in expected if isinstance(one, ObjectSpec))
+    text = " ".join(word.text for word in caption)
+    return PromptSpec("wording", text, objects, table=table, **{part: (name,) for part, name in background.items()})
 
 
 def text_of(caption: list[CaptionWord]) -> str:

@@ -8,8 +8,8 @@ import pytest
 
 from adt_core import load_target
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
-from adt_core.app.training_domain import bundled_vocabulary, domain_warning
-from adt_core.models.load import FAMILIES
+from adt_core.app.training_domain import domain_warning
+from adt_core.models.load import FAMILIES, bundled_words
 from model_making import captions
 from model_making.export import write_words
 from model_making.prompts import PROMPTS, TEMPLATES
@@ -30,21 +30,21 @@ def test_words_json_equals_the_training_vocabulary(tmp_path):
     assert (tmp_path / "words.json").read_text(encoding="utf-8") == WORDS.read_text(encoding="utf-8"), (
         "update the file with model_making.export.write_words"
     )
-    words = bundled_vocabulary()
+    words = bundled_words()
     assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == captions.known_words()
     assert frozenset().union(*words) > {*captions.vocabulary()} - {captions.UNKNOWN}
     assert sum(map(len, words)) == len(frozenset().union(*words)), "a word is in the lists of two kinds"
 
 
 def test_kinds_of_words():
-    words = bundled_vocabulary()
+    words = bundled_words()
     assert {*"house boats mug dinghy trees fruits fruit balloon lamp".split()} < words.things
     assert {*"snow city sea forest table kitchen night coffee".split()} < words.scenery
     assert {*"a the on left middle background red golden hot white".split()} < words.others
 
 
 def test_every_name_contains_a_word_of_its_kind():
-    words = bundled_vocabulary()
+    words = bundled_words()
     kinds = [(captions.OBJECT_NAMES, words.things), (captions.COLOUR_NAMES, words.others)]
     around = "GROUND_NAMES SKY_NAMES BACKDROP_NAMES WALL_NAMES TABLE_NAMES".split()
     kinds += [(getattr(captions, table), words.scenery | words.things) for table in around]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adt_core.rules.tree import CandidatePool
+from adt_core.rules.tree import CandidatePool, keep_best
 
 
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
@@ -111,3 +111,9 @@ def test_trees_of_many_sizes_leave_no_tensors_in_memory():
         assert tensors() == before
     finally:
         gc.unfreeze()
+
+
+def test_each_image_keeps_the_scores_of_its_budget_and_of_equal_scores_the_earlier_one():
+    scores = torch.tensor([[0.3, 0.5, 0.4, 0.4]] * 2)
+    kept = keep_best(scores, torch.tensor([[2], [1]]))
+    assert kept.isfinite().tolist() == [[False, True, True, False], [False, True, False, False]]

@@ -5,28 +5,28 @@ from dataclasses import replace
 
 import pytest
 
+from adt_core import Pipeline
 from adt_core.app.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
-from adt_core.engine.job import Job
 from adt_core.errors import AdtError, PromptTooLongError
 
 LONG = "a red house behind a blue lake, " * 60
 
 
 @pytest.fixture
-def job(models):
-    return Job(models[0])
+def pipeline(models):
+    return Pipeline(models[0])
 
 
 @pytest.mark.parametrize("mode", INVALID_MODES)
-def test_a_prompt_that_fits_is_unchanged(job, mode):
-    assert fit_prompt(job.check_prompt, "a red house", mode) == ("a red house", "")
+def test_a_prompt_that_fits_is_unchanged(pipeline, mode):
+    assert fit_prompt(pipeline.check_prompt, "a red house", mode) == ("a red house", "")
 
 
-def test_invalid_prompts_raise_an_error(job):
+def test_invalid_prompts_raise_an_error(pipeline):
     with pytest.raises(PromptTooLongError, match=r"Prompt too long: \d+ tokens; .* accepts \d+; shorten it"):
-        fit_prompt(job.check_prompt, LONG, RAISE)
+        fit_prompt(pipeline.check_prompt, LONG, RAISE)
     with pytest.raises(AdtError, match="empty"):
-        fit_prompt(job.check_prompt, "", RAISE)
+        fit_prompt(pipeline.check_prompt, "", RAISE)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_invalid_prompts_raise_an_error(job):
     [LONG, "x" + LONG, "房子" * 900, LONG.replace(" ", ""), LONG * 10],
     ids=["words", "x", "Chinese", "one word", "too many characters"],
 )
-def test_a_long_prompt_is_truncated_to_the_longest_prefix(job, prompt):
-    text, note = fit_prompt(job.check_prompt, prompt, TRUNCATE)
-    job.check_prompt(text)
+def test_a_long_prompt_is_truncated_to_the_longest_prefix(pipeline, prompt):
+    text, note = fit_prompt(pipeline.check_prompt, prompt, TRUNCATE)
+    pipeline.check_prompt(text)
     assert prompt.startswith(text)
     assert note.startswith(f"truncated to its first {len(text)} of {len(prompt)} characters: ")
     assert (" tokens; " in note or "10000 at most are read" in note) and "shorten" not in note
@@ -47,20 +47,20 @@ def test_a_long_prompt_is_truncated_to_the_longest_prefix(job, prompt):
     else:
         further = further[:1]
     with pytest.raises(PromptTooLongError):
-        job.check_prompt(text + further)
+        pipeline.check_prompt(text + further)
 
 
 @pytest.mark.parametrize(
     "prompt, mode, reason",
     [(LONG, SKIP, "too long"), ("", SKIP, "empty"), ("", TRUNCATE, "empty"), ("a \ud800", TRUNCATE, "half")],
 )
-def test_invalid_prompts_are_skipped_with_a_note(job, prompt, mode, reason):
-    text, note = fit_prompt(job.check_prompt, prompt, mode)
+def test_invalid_prompts_are_skipped_with_a_note(pipeline, prompt, mode, reason):
+    text, note = fit_prompt(pipeline.check_prompt, prompt, mode)
     assert text is None and note.lower().startswith("left out: prompt ") and reason in note
 
 
-def test_a_prompt_without_a_prefix_that_fits_is_skipped(job):
-    crowded = replace(job, recipe=replace(job.recipe, suffix=LONG))
+def test_a_prompt_without_a_prefix_that_fits_is_skipped(pipeline):
+    crowded = replace(pipeline, recipe=replace(pipeline.recipe, suffix=LONG))
     assert fit_prompt(crowded.check_prompt, "a red house", TRUNCATE).text is None
 
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from adt_core import load_target
-from adt_core.app.checkpoints import published
-from adt_core.app.loading import default_drafter
+from adt_core.app.checkpoints import default_drafter
 from adt_core.errors import command
+from adt_core.models.load import published
 from adt_core.models.reading.paths import home_of, name_of
 from tests.layouts.edits import edit_config
 from tests.layouts.emu3 import write_emu3

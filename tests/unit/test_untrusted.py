@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.app.checkpoints import load_target
 from adt_core.app.images import to_png
 from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
+from adt_core.models.load import load_target
 from adt_core.models.reading import checkpoint as files
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.fields import read_json

@@ -11,16 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Decoding, Drafting, Sampling, cli
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.app import png_settings
-from adt_core.app.batch_folder import job_key
+from adt_core.app.batch_folder import settings_key
 from adt_core.app.images import read_settings
-from adt_core.engine.job import Job
-from adt_core.recipe import Recipe
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
 from tests.command import read_lines
-from tests.drafted import run
+from tests.drafted import new_decoding, run
 
 LENGTH, WIDTH, SEED = 23, 50, 7
 COLUMNS = torch.tensor([3, 4, 8, 40, 41, 49])
@@ -148,7 +146,7 @@ def test_prompts_do_not_affect_each_other(models):
 def test_an_index_beyond_the_batch_is_rejected(models):
     target, _ = models
     with pytest.raises(AdtError, match="noise_batch is 2, which is too small for image 4; use 4 or more"):
-        Decoding(
+        new_decoding(
             target,
             [target.encode_prompt("a cat")],
             sampling=replace(UPSTREAM, noise_batch=2),
@@ -162,7 +160,7 @@ def test_memory_for_the_noise_of_other_images(models):
 
     def needed(images, sampling):
         plain = {"drafting": Drafting("autoregressive"), "image_indices": list(range(images)), "sampling": sampling}
-        return Decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
+        return new_decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
 
     assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))
     small = 4 * target.length * target.num_tokens * 8  # complete noise of the other three images
@@ -216,12 +214,12 @@ def test_noise_of_another_device_is_rejected(generate, monkeypatch):
 
 
 def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
-    job = Job(models[0], Recipe(Sampling(SEED)))
-    changed = replace(job, recipe=Recipe(UPSTREAM))
-    keys = [job_key(job), job_key(changed)]
+    pipeline = Pipeline(models[0], Recipe(Sampling(SEED)))
+    changed = replace(pipeline, recipe=Recipe(UPSTREAM))
+    keys = [settings_key(pipeline), settings_key(changed)]
     monkeypatch.setattr("adt_core.app.batch_folder.noise_device", lambda device: "another")
-    keys.append(job_key(changed))
-    assert len(set(keys)) == 3 and job_key(job) == keys[0]
+    keys.append(settings_key(changed))
+    assert len(set(keys)) == 3 and settings_key(pipeline) == keys[0]
 
 
 def test_noise_of_the_host_equals_the_cpus():

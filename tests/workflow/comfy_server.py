@@ -205,11 +205,7 @@ class Comfy:
     """ComfyUI server with this pack. Use it as a context manager, which starts and stops the server.
 
     Args:
-        release: Version of ComfyUI.
-        base: Empty folder for models, inputs, outputs and settings.
         packs: Name -> folder of each pack to link into ``custom_nodes``.
-        options: Further command-line options of ComfyUI.
-        variables: Environment variables.
     """
 
     def __init__(
@@ -317,7 +313,6 @@ class Comfy:
         Previews need a sixth of the time. Without a client they are off, unless ``extra`` has a preview method.
 
         Args:
-            prompt: Prompt in API format.
             client: Id of the client that receives the messages of the run.
             **extra: Entries for ``extra_data`` of the request.
 
@@ -375,7 +370,6 @@ class Comfy:
         Args:
             freed: Function that returns whether the memory is free.
             seconds: Maximum waiting time.
-            **more: Further options of the request.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:

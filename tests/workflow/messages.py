@@ -47,7 +47,6 @@ class Listener:
     """Connected client that stores every message. A background thread receives the messages.
 
     Args:
-        url: Address of ComfyUI's WebSocket, including the client's id.
         client: Id of the client. Requests that queue a prompt need the same id.
     """
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import adt_core
+from adt_core import Recipe
 from adt_core.drafters import default_options
 
 
@@ -48,20 +49,15 @@ def _draw(
     target, drafter = _models(model, network)
     options = {**default_options(drafter, "cpu"), **drafting} if drafting else {"method": "autoregressive"}
     with torch.inference_mode():
-        decoding = adt_core.Decoding(
-            target,
-            [target.encode_prompt(prompt)] * count,
-            negatives=[target.encode_prompt(negative)] * count if negative else None,
-            sampling=adt_core.Sampling(**sampling or {}),
-            drafting=adt_core.Drafting.of(options),
-            drafter=drafter,
-            lantern=adt_core.Lantern(**lantern) if lantern else None,
-            image_indices=list(range(count)),
+        recipe = Recipe(
+            adt_core.Sampling(**sampling or {}),
+            adt_core.Drafting.of(options),
+            adt_core.Lantern(**lantern) if lantern else None,
+            negative=negative or "",
         )
-        for _ in decoding:
-            pass
-        codes = decoding.grid_codes()
-        pixels = torch.cat([target.codec.decode(one) for one in codes.split(1)])
+        pipeline = adt_core.Pipeline(target, recipe, drafter)
+        codes = pipeline.decoding([prompt] * count, list(range(count))).run().grid_codes()
+        pixels = torch.cat([target.pixels(one) for one in codes.split(1)])
         images = (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1).numpy()
         samples = target.codec.lookup(codes).float().numpy()
     # Round as the stock Save Image node does.

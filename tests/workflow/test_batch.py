@@ -126,9 +126,6 @@ def check_progress(messages: list[Message], sampler: str, length: int, already: 
     """Check the progress messages of a resumed batch.
 
     Args:
-        messages: All messages to the browser.
-        sampler: Id of the Batch Sampler node.
-        length: Number of tokens of an image.
         already: Number of images that were finished before the run.
     """
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]

@@ -16,7 +16,7 @@ from saved import EVENT, unpack
 from small import QUICK
 from test_workflows import TO_INSTALL, prompt_of
 
-from adt_core.app.checkpoints import find_published
+from adt_core.models.load import find_published
 
 SIZES = {"Lumina-mGPT-2.0": (64, 32), "GLM-Image": (96, 64), "Liquid_V1_7B": (512, 512)}
 """Model -> width and height in pixels of a small image."""

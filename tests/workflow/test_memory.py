@@ -73,7 +73,7 @@ CONSTANTS = {
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
     *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
-    *("Runtime", "Sampling", "Shape", "Tooltips", "Values", "WorkerArgs", "_LowerBound"),
+    *("Runtime", "Sampling", "Shape", "Tooltips", "WorkerArgs", "_LowerBound"),
 }
 """Classes of the pack whose instances may exist until the process ends, for example settings and tables."""
 

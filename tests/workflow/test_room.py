@@ -81,7 +81,7 @@ def test_running_out_of_memory_while_sampling(comfy, plain):
         message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").text
     finally:
         comfy.get("/probe/exhaust", on=0)
-    assert message.startswith("bundled needs 0.1 GB with its working memory, and cpu ran out of its ")
+    assert message.startswith("bundled needs 0.1 GiB with its working memory, and cpu ran out of its ")
     assert message.endswith("close other programs that use it, or choose 'int8 weights' or 'int4 weights' in the Model "
                             "Loader, or a smaller model.")  # fmt: skip
     assert comfy.files(comfy.run(plain.prompt)), "the next run succeeds"

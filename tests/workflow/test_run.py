@@ -14,7 +14,7 @@ from PIL import Image
 from reference import draw
 from small import SMALL, TINY
 
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.models.load import BUNDLED_SAMPLING
 
 NOTHING = "This small model draws houses, boats, balloons, mugs and the like; the prompt names nothing that it knows."
 

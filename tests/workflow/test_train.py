@@ -22,7 +22,7 @@ def test_trained_drafter_is_listed_and_used(stocked, graph):
         interrupt_and_time(comfy, browser, prompt_id)
     outputs, messages = comfy.watch(prompt)
     first, *_, last = lines_under(messages, node)
-    assert first.startswith("The training takes about ") and first.endswith(" GB of disk.")
+    assert first.startswith("The training takes about ") and first.endswith(" GiB of disk.")
     assert last.startswith("'trained' drafts ") and last.endswith(
         " tokens a pass after 10 steps; the Drafter Loader has it."
     )

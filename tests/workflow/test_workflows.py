@@ -19,9 +19,8 @@ from images import images
 from PIL import Image
 from small import UPSCALER
 
-from adt_core.app.checkpoints import find_published
-from adt_core.app.training_domain import bundled_vocabulary, domain_warning
-from adt_core.models.load import FAMILIES
+from adt_core.app.training_domain import domain_warning
+from adt_core.models.load import FAMILIES, bundled_words, find_published
 
 FOLDER = ROOT / "workflows"
 LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
@@ -119,7 +118,7 @@ def test_batch_template_has_example_prompts():
     (own,), (other,) = texts.values()  # one list in each file
     prompts = json.loads(own).split("\n")
     assert own == other and len(prompts) == len(set(prompts)) == 8
-    known = SimpleNamespace(words=bundled_vocabulary(), trained=None)
+    known = SimpleNamespace(words=bundled_words(), trained=None)
     assert domain_warning(known, prompts) == ""
 
 

@@ -37,7 +37,6 @@ class Costs:
         """Prepare the choice of a profile.
 
         Args:
-            request: Batch to decode.
             given: Profile to use instead of the device's, such as the profile of a saved image.
         """
         self._request = request
@@ -72,7 +71,6 @@ class Costs:
 
         Args:
             shapes: Shape that was chosen for each slot. All active slots have the same shape.
-            round: The round.
             seconds: Duration of the round, measured with `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.drafts)
@@ -82,29 +80,28 @@ class Costs:
             accepted = mean(share.accepted for share in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
-    def learn(self, batch_size: int) -> None:
+    def learn(self, batch_size: int) -> float | None:
         """Update the stored cost model of this device with the recorded rounds in which all images advanced.
 
         The other rounds, such as those at the end of a batch, have fewer images and take less time.
 
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
         relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
+
+        Returns:
+            Estimate of how many times as fast the decoding was as one without a drafter; None if costs are not known.
         """
+        speedup = self._speedup(batch_size)
         if self._is_learned:
             before = self._learned(batch_size)  # read again, because another process may have changed the file
             after = before.learn(self._rounds.get(batch_size, []))
             if after is not before:
                 profiles.save_costs(after)
         self._rounds = {}
+        return speedup
 
-    def speedup(self, batch_size: int) -> float | None:
-        """Return how many times as fast the recorded rounds are as decoding without a drafter; None if unknown.
-
-        The result is an estimate: tokens per round, divided by the mean cost of a round. Call this before `learn`.
-
-        Args:
-            batch_size: Number of images that were decoded together.
-        """
+    def _speedup(self, batch_size: int) -> float | None:
+        """Return the speed-up of the recorded rounds: tokens per round, divided by the mean cost of a round."""
         rounds = self._rounds.get(batch_size, [])
         if self.profile is None or not rounds:
             return None
@@ -142,10 +139,10 @@ def profile_name(request: Request, threads: int) -> str:
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
-    network = request.job.drafter.network if request.job.drafter is not None else None
+    network = request.drafter.network if request.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     modes = "+".join(mode.name for mode in request.modes)
-    numbers, drawn = request.recipe.cost_key()
+    numbers, drawn = request.loaded.cost_key()
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"

@@ -36,7 +36,6 @@ from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
-from ..job import Job
 from ..queue import ImageQueue
 from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
@@ -107,7 +106,6 @@ class InvarianceReport(NamedTuple):
         """Return the report from the result of `to_json`; None if the value is not such a result.
 
         Args:
-            value: Parsed JSON.
             tile: Tile size without a fallback. A fallback's tile size must not be larger.
         """
         match value:
@@ -165,7 +163,6 @@ def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> Inva
     Otherwise plain decoding could give another image than drafting.
 
     Args:
-        request: Batch to decode.
         kernels: Result of :func:`chosen_kernels`.
 
     Raises:
@@ -243,7 +240,6 @@ def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
     """Return the message about slower operations.
 
     Args:
-        fallback: Operations that are used.
         usual: Tile size without a fallback.
     """
     if fallback.far:
@@ -301,10 +297,9 @@ class _Trial:
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, drafts=2 * PATH_DRAFTS)
-        recipe = replace(request.job.recipe, drafting=drafting, lantern=None)
-        job = Job(target, recipe, JacobiDrafter())
+        recipe = replace(request.recipe, drafting=drafting, lantern=None)
         prefix = tokens[:, :before].expand(images, -1)
-        self._request = replace(request, job=job, prompts=prompts, keys=[(0, 0)] * images, prefix=prefix)
+        self._request = Request(target, recipe, prompts, [(0, 0)] * images, prefix, JacobiDrafter(), request.check)
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)

@@ -47,7 +47,6 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
     memory in which the codec decodes one image.
 
     Args:
-        request: Batch to decode.
         batch_size: Number of images that are decoded at the same time.
         device: Device on which the images will be decoded (default: the device of the weights).
     """
@@ -168,7 +167,7 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
     if weights + work <= usable:
         return ""
     images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
-    needed, beside, most, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, usable, limit.bytes))
+    needed, beside, most, there = (f"{size / 2**30:.3g} GiB" for size in (work, weights, usable, limit.bytes))
     return (
         f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
         f"{most} of the {there} of {limit.owner} may be used; use a smaller batch size, tree or model."
@@ -182,21 +181,6 @@ def usable_bytes(limit: MemoryLimit) -> int:
         limit: Main memory that the process may use.
     """
     return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))
-
-
-def gpu_memory_shortage(request: Request, batch_size: int, pooled: int) -> str:
-    """Return an error message if the GPU's free memory is too small for `batch_size` images, else "".
-
-    Args:
-        request: Batch to decode.
-        batch_size: Number of images that are decoded at the same time.
-        pooled: Bytes of the pooled slots (:mod:`..pool`). They count as free memory, because the pool can be freed.
-    """
-    needed = slot_bytes(request, batch_size)
-    free = free_bytes(request.target.decoder.embedding.device) + pooled
-    if needed <= free:
-        return ""
-    return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
 
 
 def free_bytes(device: torch.device) -> float:

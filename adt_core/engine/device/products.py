@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Check
-from ...kernels.attend import attend
 from ...models.config import DecoderConfig
-from ...models.cpu_attention import batched_mask
+from ...models.cpu_attention import BatchedAttention
 from ...models.layers import product
 from ...models.packed import WEIGHTS
 from ...runtime import get_runtime
 from ..request import Request
-from .threads import MAX_THREADS, choose_threads, limit_threads
+from .threads import MAX_THREADS, ThreadChoice, limit_threads
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
 """Numbers of rows of the products that are compared. Plain rounds, trees and prompts have such numbers."""
@@ -47,11 +46,11 @@ class ProductReport(NamedTuple):
     threads: int
 
 
-def prepare_products(request: Request) -> int:
-    """Set `pads_single_row` of the target's decoder, and return the number of threads for a decoding."""
+def prepare_products(request: Request) -> ThreadChoice:
+    """Set `pads_single_row` of the target's decoder, and return the choice of threads for a decoding."""
     report = product_report(request)
     request.target.decoder.pads_single_row = report.rows
-    return choose_threads(request.threads, report.threads)
+    return ThreadChoice(request.threads, report.threads)
 
 
 def product_report(request: Request) -> ProductReport:
@@ -65,7 +64,7 @@ def product_report(request: Request) -> ProductReport:
     if decoder.embedding.device.type != "cpu" or decoder.dtype != torch.float32 or decoder.weights is not None:
         return ProductReport(False, least)
     counts = least, *range(least + 1, min(MAX_THREADS, torch.get_num_threads()) + 1)
-    reports = [_network_report(network, request, counts) for network in request.job.networks]
+    reports = [_network_report(network, request, counts) for network in request.networks]
     return ProductReport(reports[0].rows, min(report.threads for report in reports))
 
 
@@ -110,9 +109,11 @@ def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int, che
             plus = torch.randn(ROWS[-1], weight.shape[1], generator=generator)
             products.append([product(x[:n], weight) for n in ROWS])
             products.append([product(x[:n], weight, plus=plus[:n].clone()) for n in ROWS])
-        group = config.num_heads // config.num_kv_heads
+        heads = config.num_heads, config.num_kv_heads
         cache = torch.randn(2, 2, config.num_kv_heads, KEYS, config.head_dim, generator=generator)
         queries = torch.randn(2 * QUERIES[-1], config.num_heads, config.head_dim, generator=generator)
-        masks = [batched_mask(torch.zeros(2, 1, group * n, KEYS), config.num_kv_heads) for n in QUERIES]
-        attention = [attend(queries[: 2 * n], cache, mask, None) for n, mask in zip(QUERIES, masks)]
+        attention = []
+        for n in QUERIES:
+            mask = torch.zeros(2, 1, heads[0] // heads[1] * n, KEYS)
+            attention.append(BatchedAttention(mask, *heads, 2 * n, queries)(queries[: 2 * n], cache))
     return products, attention

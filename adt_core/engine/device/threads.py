@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,13 @@ MAX_THREADS = 4
 """Maximum number of threads of a small model. With more threads, they wait for each other longer than they save."""
 SAMPLE_SECONDS = 0.05
 """Minimum time over which the use of the CPU is measured. Systems count it in steps of 10 ms or 16 ms."""
-RECENT_SECONDS = 10.0
+LOOK_SECONDS = 0.2
+"""Minimum time between two choices of the number of threads in a decoding. A choice takes 0.1 ms."""
+CALM_LOOKS = 3
+"""Number of successive looks with more idle cores after which a decoding uses more threads."""
+NEEDED = 0.8
+"""Share of a core that must be available for a thread. All threads wait for a thread that shares its core."""
+RECENT_SECONDS = 1.0
 """Maximum time over which the use of the CPU is measured. After a longer break, other programs may have started."""
 
 
@@ -46,18 +53,48 @@ def limit_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def choose_threads(least: int, most: int) -> int:
-    """Return the number of threads for a decoding: one for each core that other processes leave idle, except one.
+class ThreadChoice:
+    """Choice of the number of threads of a decoding: one for each core that other processes leave idle.
 
     The bits of all results must be the same for these numbers (:mod:`.products`). Otherwise the image of a seed would
-    depend on other processes. One core stays free: if its load begins during the decoding, all threads would wait for a
-    thread that shares a core.
+    depend on other processes.
 
-    Args:
-        least: Minimum number of threads.
-        most: Maximum number of threads.
+    Attributes:
+        first: Number of threads of the first round.
+        count: Current number of threads.
     """
-    return least if most <= least else min(max(round(available_cores()) - 1, least), most)
+
+    def __init__(self, least: int, most: int):
+        """Choose the first number.
+
+        Args:
+            least: Minimum number of threads.
+            most: Maximum number of threads.
+        """
+        self._least = least
+        self._most = most
+        self.first = least if most <= least else self._idle_cores()
+        self.count = self.first
+        self._looked = time.monotonic()
+        self._calm_looks = 0
+
+    def update(self) -> None:
+        """Choose again, at most every `LOOK_SECONDS`. Call this method between rounds.
+
+        If other processes have started, the number falls at once, because a round can take many times as long while a
+        thread waits for its core. It rises only after several looks, because many programs pause for a moment.
+        """
+        if self._most <= self._least or time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        idle = self._idle_cores()
+        self._looked = time.monotonic()
+        self._calm_looks = self._calm_looks + 1 if idle > self.count else 0
+        if idle < self.count or self._calm_looks == CALM_LOOKS:
+            self.count = idle
+            self._calm_looks = 0
+
+    def _idle_cores(self) -> int:
+        return min(max(math.floor(available_cores() + 1 - NEEDED), self._least), self._most)
 
 
 def available_cores() -> float:

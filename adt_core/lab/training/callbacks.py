@@ -27,7 +27,6 @@ class TrainingCallback:
 
         Args:
             done: Finished images, including the finished part of the current ones.
-            total: Number of images.
         """
 
     def on_step(self, run: Run, log: list[dict]) -> None:

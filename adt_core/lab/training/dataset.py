@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
-from ...app.jobs import new_decoding
+from ...app.pipeline import Pipeline
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
-from ...engine.job import Job
 from ...errors import AdtError, Check
 from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
@@ -38,9 +37,7 @@ class TrainingImages:
 
     Args:
         path: File of the codes. It is created if it does not exist.
-        prompts: Caption of each image.
         length: Number of tokens per image.
-        num_codes: Number of different image tokens.
 
     Raises:
         AdtError: If the file cannot be read, or its content does not fit these images.
@@ -109,7 +106,6 @@ def find_training_images(
     """Select the training images.
 
     Args:
-        args: Source and number of the images.
         batch: Number of images per forward pass.
         seed: Seed of the random selection and order.
         texts: Prompts to use if `args` names neither images nor a file of prompts.
@@ -154,7 +150,6 @@ def _assign(prompts: Sequence[str], images: int | None, held_out: int, seed: int
     Args:
         prompts: Prompts. Duplicates are used once.
         images: Number of training images; None for one image per remaining prompt.
-        held_out: Number of held-out images.
         seed: Seed of the order.
     """
     distinct = list(dict.fromkeys(prompts))
@@ -218,14 +213,11 @@ def plain_decoding(
     Training images are generated in large batches, in which drafting is not faster than plain decoding.
 
     Args:
-        target: Target that generates the images.
-        prompts: Prompt of each image.
         numbers: Index of each image. The noise of an image depends on its index.
-        sampling: Sampling settings.
         check: Called often; may raise an exception to cancel.
     """
     recipe = Recipe(sampling, Drafting(PLAIN))
-    return new_decoding(Job(target, recipe), prompts, numbers, check=check)
+    return Pipeline(target, recipe).decoding(prompts, numbers, check=check)
 
 
 def encode(target: Target, paths: list[Path]) -> Tensor:

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ...app.checkpoints import explain_errors
+from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, given_paths
+from ...app.checkpoints import model_files
+from ...app.defaults import choose_device, complete
 from ...app.images import check_outputs
-from ...app.jobs import rounds
-from ...app.loading import choose_device, complete, given_paths, model_files, open_target
+from ...app.pipeline import Pipeline
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
@@ -40,11 +40,12 @@ from ...models.reading.checkpoint import Checkpoint
 from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
+from ...policies import PLAIN
 from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
-from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
+from .estimate import SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
 from .log import sentence, write_log
 from .run import Run, autocast_dtype, initialise, muon_and_adam
@@ -132,9 +133,6 @@ def plan(
     """Check the arguments before a model is loaded.
 
     Args:
-        data: Settings of the training data.
-        training: Hyperparameters.
-        files: Settings of the output files.
         given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
         texts: Prompts to use if `data` names neither images nor a file of prompts.
@@ -146,7 +144,7 @@ def plan(
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = complete(given, device)
+    recipe = complete({**given, "method": PLAIN}, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(result)
@@ -212,7 +210,6 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
     the checkpoints of the run.
 
     Args:
-        target: Target to draft for.
         start: Drafter from which the weights are copied; None for random weights with a fixed seed.
 
     Raises:
@@ -252,7 +249,7 @@ def run(plan: TrainingPlan) -> str:
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
     """
-    target = open_target(plan.recipe.loading, plan.device)
+    target = Pipeline.of(plan.recipe, plan.device.type).target
     other = _load_network("compare", plan.files.compare, target)
     with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)
@@ -266,8 +263,6 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
     """Run or resume a training until its budget is used up.
 
     Args:
-        plan: Checked arguments.
-        target: Target to train a drafter for.
         callback: Progress callback. An exception from it stops the training, which can be resumed later.
 
     Returns:
@@ -291,9 +286,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
     """Load the drafter network that an option names.
 
     Args:
-        name: Name of the option, for error messages.
         path: Value of the option, or None.
-        target: Target of the drafter.
 
     Returns:
         The drafter; None if the option is not set.
@@ -305,8 +298,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
         return None
     if not is_network(path):
         raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with explain_errors(path, "drafter"):
-        return load_eagle(path, target)
+    return load_eagle(path, target)
 
 
 class Trainer:
@@ -321,7 +313,7 @@ class Trainer:
         self.sampling = plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
-        self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
+        self._features = Features(plan.folder / "features", self.training.features_gb * 10**9)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
@@ -399,7 +391,7 @@ class Trainer:
         parts = training.accumulate + math.ceil(self.plan.data.held_out / training.batch) / self.plan.files.every
         by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
-        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * GB))
+        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * 10**9))
 
     def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
         """Return a decoding that generates some of the images.
@@ -421,7 +413,7 @@ class Trainer:
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
             decoding = self.decoding(numbers, callback.check)
-            for _ in rounds(decoding):
+            for _ in decoding:
                 callback.on_images(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...app.jobs import rounds
 from ...engine.decoding import Decoding
 from ...errors import AdtError
 from ...messages import Message, message
@@ -20,7 +19,7 @@ from ...messages import Message, message
 WARM_UP_ROUNDS = 3
 """Number of decoding rounds before the timed rounds. The first rounds are slower, so their time is not used."""
 TIMED_ROUNDS = 5
-GB = 2**30
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class TrainingEstimate:
             minutes=self.minutes,
             drawing=_format(self.drawing / 60),
             learning=_format(self.learning / 60),
-            memory=_format(self.memory / GB),
-            disk=_format(self.disk / GB),
+            memory=_format(self.memory / GIB),
+            disk=_format(self.disk / GIB),
         )
 
 
@@ -67,7 +66,7 @@ def seconds_of_round(decoding: Decoding) -> float:
     Args:
         decoding: Decoding that has not begun.
     """
-    with closing(rounds(decoding)) as running:
+    with closing(iter(decoding)) as running:
         for _ in islice(running, WARM_UP_ROUNDS):
             pass
         began = time.monotonic()
@@ -84,7 +83,6 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
     """Check that the disk has enough space.
 
     Args:
-        estimate: Required resources.
         folder: Folder of the training run. The space of its existing files counts as free, because `estimate.disk`
             includes these files.
 

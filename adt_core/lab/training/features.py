@@ -30,7 +30,6 @@ class Features:
     cache.
 
     Args:
-        folder: Folder of the cache.
         max_bytes: Maximum size in bytes.
     """
 
@@ -48,7 +47,6 @@ class Features:
         Args:
             numbers: Indices of the B images.
             pads: Number of padding tokens at the beginning of each of the R rows. R is 2 * B with guidance, else B.
-            device: Device of the result.
 
         Returns:
             [R, n, h] float32 for rows of n tokens; zeros at padding tokens. None if an image is not in the cache.

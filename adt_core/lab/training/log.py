@@ -21,7 +21,6 @@ def sentence(row: dict, passes: int) -> str:
 
     Args:
         row: Result of :func:`.unroll.acceptance`.
-        passes: Number of draft depths that were measured.
     """
     depths = (
         " / ".join(f"{row[f'depth {depth} of {count}']:.3f}" for count in CHILDREN) + f" at depth {depth}"
@@ -37,9 +36,7 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
     """Write `log.csv` and `log.png`.
 
     Args:
-        folder: Output folder.
         rows: One row for each measurement: step, seconds, mean loss and acceptance, by column name.
-        passes: Number of draft depths that were measured.
     """
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
@@ -55,7 +52,6 @@ def curve(rows: list[dict], passes: int) -> Image.Image:
     """Draw a chart of the tokens per target pass on held-out images, over the training steps.
 
     Args:
-        rows: Rows of the log.
         passes: Number of drafts in a chain. A chain yields 1 to `passes + 1` tokens per target pass.
 
     Returns:

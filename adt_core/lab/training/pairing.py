@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...app.args import CheckDrafterArgs
-from ...app.checkpoints import explain_errors
+from ...app.args import CheckDrafterArgs, given_paths
+from ...app.defaults import choose_device, complete
 from ...app.images import check_outputs
-from ...app.jobs import decode
-from ...app.loading import choose_device, complete, given_paths, open_target
+from ...app.pipeline import Pipeline
 from ...app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter, Pairing
@@ -32,6 +31,7 @@ from ...errors import AdtError
 from ...files import to_json, write_in
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
+from ...policies import PLAIN
 from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .dataset import plain_decoding
@@ -58,20 +58,20 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Settings of the test images.
         given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If an argument is invalid, or the drafter is not a network.
     """
-    recipe = complete(given, device)
+    recipe = complete({**given, "method": PLAIN}, device)
     drafter = recipe.drafter or JACOBI
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
     prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
     prompts = sample(prompts, args.count, recipe.sampling.seed)
-    file = None if drafter == BUNDLED else _result_file(drafter)
+    place = resolve(drafter, "drafter")
+    file = None if drafter == BUNDLED else (place if place.is_dir() else place.parent) / PAIRING_FILE
     check_outputs([("drafter", file)] if file else [], given_paths(args, "prompts"))
     return PairingPlan(recipe, prompts, choose_device(device), file)
 
@@ -87,11 +87,9 @@ def run(plan: PairingPlan) -> str:
     """
     recipe = plan.recipe
     file = plan.file
-    target = open_target(recipe.loading, plan.device)
+    target = Pipeline.of(recipe, plan.device.type).target
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
-    path = recipe.drafter or BUNDLED
-    with explain_errors(path, "drafter"):
-        drafter = load_eagle(path, target)
+    drafter = load_eagle(recipe.drafter or BUNDLED, target)
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
@@ -108,11 +106,6 @@ def run(plan: PairingPlan) -> str:
     return "\n".join(lines)
 
 
-def _result_file(drafter: str) -> Path:
-    place = resolve(drafter, "drafter")
-    return (place if place.is_dir() else place.parent) / PAIRING_FILE
-
-
 @torch.inference_mode()
 def measure(
     target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
@@ -124,7 +117,7 @@ def measure(
         of positions at which the target's token is among the drafter's K most probable children.
     """
     numbers = list(range(len(prompts)))
-    codes = decode(plain_decoding(target, prompts, numbers, sampling)).codes
+    codes = plain_decoding(target, prompts, numbers, sampling).run().codes
     outputs = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter = drafter.to(outputs.features.dtype)
     shares = {}

@@ -36,7 +36,6 @@ class Muon(torch.optim.Optimizer):
     Args:
         parameters: Matrices [in, out], and weights of convolutions [out, in, k, k], which are treated as matrices
             [out, in * k * k].
-        lr: Learning rate.
     """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float):
@@ -85,8 +84,6 @@ def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> Non
     """Initialise matrices with normal random numbers of standard deviation 0.02. Vectors and norms are not changed.
 
     Args:
-        module: Module to initialise.
-        generator: Source of random numbers.
         depth: Number of layers. The output projections of a layer get the standard deviation 0.02 / sqrt(2 * depth).
     """
     for name, p in module.named_parameters():
@@ -101,9 +98,6 @@ def muon_and_adam(
     """Return two optimisers: Muon for the hidden matrices, and AdamW for all other parameters.
 
     Args:
-        model: Model to train.
-        muon_lr: Learning rate of Muon.
-        adam_lr: Learning rate of AdamW.
         not_muon: Parts of names. If the name of a matrix contains one of them, AdamW optimises this matrix. AdamW
             always optimises embeddings.
     """
@@ -124,7 +118,6 @@ def autocast_dtype(device: torch.device, name: str) -> torch.dtype | None:
     """Return the dtype of matrix products in training; None for float32.
 
     Args:
-        device: Device of the training.
         name: Name of the dtype, or "auto". On a GPU, "auto" is bfloat16 if the GPU supports it natively, else float16.
             On a CPU, "auto" is float32.
     """

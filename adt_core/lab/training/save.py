@@ -57,10 +57,8 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dty
     """Write `config.json` and `model.safetensors`. Each file is replaced atomically.
 
     Args:
-        folder: Output folder.
         tensors: Weights by name.
         config: Content of `config.json`.
-        dtype: Data type of the stored weights.
     """
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))

@@ -39,6 +39,7 @@ from torch import Tensor
 from ...drafters import eagle
 from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ...models.cache import KVCache
+from ...models.layers import LayerContext
 from ...models.rotary import rope_tables
 from ...models.rows import AttentionMetadata, BatchRows, Roots
 from ...models.target import EncodedPrompt, Target, grammar_at, guidance_at
@@ -122,11 +123,8 @@ def read(
     """Return the outputs of the target for complete images. The features come from a cache if possible.
 
     Args:
-        target: The target.
-        prompts: Prompt of each image.
         codes: [B, T], codes of the images.
         numbers: Index of each image. The index determines the noise of the image and its entry in the cache.
-        sampling: Sampling settings of the logits.
         stored: Feature cache; None to run the target without a cache.
     """
     decoder = target.decoder
@@ -169,10 +167,7 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     """Run several passes of the drafter from every root. No gradients flow from one pass to the pass before.
 
     Args:
-        drafter: Drafter to run.
-        outputs: Outputs of the target.
         roots: [m], raster positions of the roots, ascending. `roots + passes` must be positions of the image.
-        passes: Number of passes.
 
     Yields:
         [R, m, h], outputs of one pass. The outputs of pass j determine the drafts at the positions `roots + j + 1`.
@@ -187,7 +182,8 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     cache = KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
 
     def call(ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
-        return drafter(ids, features, step, SimpleNamespace(data=[cache]), rope)
+        context = LayerContext.of(step, rope, drafter.config)
+        return drafter(ids, features, context, SimpleNamespace(data=[cache]))
 
     all_out = call(outputs.ids, outputs.features[:, :n], AttentionMetadata(positions, slice(0, n), mask))
     at = outputs.first + roots
@@ -235,10 +231,7 @@ def training_loss(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, 
     predicted and true features. This part keeps the predicted features at the scale of the true features.
 
     Args:
-        drafter: Drafter to train.
-        outputs: Outputs of the target.
         roots: [m], raster positions of the roots, ascending.
-        passes: Number of passes.
     """
     z = outputs.z
     p = F.one_hot(z.argmax(-1), z.shape[-1]).to(z) if outputs.sampling.greedy else z.softmax(-1)

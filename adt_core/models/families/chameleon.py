@@ -91,8 +91,6 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     """Return an empty target of Chameleon's architecture.
 
     Args:
-        checkpoint: The files.
-        family: Name of the family.
         codec: Codec without weights.
         cells: Number of codes per side of an image of the default size, which is a square.
         named: Names of more tokens that the vocabulary must contain. The first of them ends every row of codes. If

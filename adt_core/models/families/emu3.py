@@ -101,7 +101,6 @@ class Emu3Codec(Codec):
 
         Args:
             values: Fields of the ``vq_config``.
-            source: The checkpoint, for error messages.
 
         Raises:
             AdtError: If a field has an unsupported value.

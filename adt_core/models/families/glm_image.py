@@ -112,7 +112,6 @@ class GlmImagePrompter(TokenPrompter):
         of 2 x 3 codes at position 1, the next token has position 4.
 
         Args:
-            text: The prompt.
             grid: Rows and columns of the image's codes.
             sources: [rows, columns] int64 codes of each source image.
         """
@@ -170,7 +169,6 @@ class GlmImageCodec(Codec):
 
         Args:
             config: Fields of the ``config.json``.
-            checkpoint: The files that contain the vision encoder.
 
         Raises:
             AdtError: If a field is missing or has an unsupported value.
@@ -214,7 +212,6 @@ class GlmImageCodec(Codec):
         """Return the output of the vision encoder.
 
         Args:
-            model: The encoder, on the meta device.
             pixels: [1, 3, H, W] image at half its size, normalised as for CLIP.
 
         Returns:
@@ -243,8 +240,6 @@ class GlmImageCodec(Codec):
         """Load the weights of a module in this block, and move the module to the meta device afterwards.
 
         Args:
-            module: Part of the vision encoder.
-            name: Prefix of the module's tensors.
             like: Tensor whose dtype and device the weights get.
         """
         names = module.state_dict().keys()

@@ -152,7 +152,6 @@ def _image_embedding(decoder: Decoder, vector: int, checkpoint: Checkpoint) -> E
     """Return the entry of those rows of the embedding that belong to image tokens.
 
     Args:
-        decoder: The decoder.
         vector: Width of the vectors that the generation aligner receives, one for each code.
         checkpoint: The files. They determine the depth of the generation aligner and the names of its tensors.
     """
@@ -172,7 +171,6 @@ def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
     """Compute the decoder's inputs for all codes with the generation aligner.
 
     Args:
-        decoder: The decoder.
         parts: The embedding of the codes, then weight and bias of each layer of the aligner.
 
     Returns:

@@ -81,7 +81,6 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
     Args:
         target: The empty target.
-        checkpoint: The files.
     """
     decoder = target.decoder
     head = _EMBEDDING if checkpoint.config.get("tie_word_embeddings", True) else "lm_head.weight"

@@ -96,8 +96,6 @@ class CaptionEncoder(nn.Module):
 
         Args:
             config: Fields of T5's ``config.json``; {} for the configuration of flan-t5-xl.
-            source: Path of the checkpoint, for error messages.
-            width: Hidden size of the decoder.
         """
         super().__init__()
         self.t5 = t5_encoder(config, source, _FLAN_T5_XL, "eager")

@@ -114,15 +114,12 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return decoder_entries(target.decoder, checkpoint) + module_entries(target.codec, CODEC)
 
 
-def _download(name: str) -> Download:
-    return Download(f"Alpha-VLLM/{name}", 16, "Apache 2.0", name)
-
-
 MOVQGAN = Download("ai-forever/MoVQGAN", 1.1, "not stated", "", ("movqgan_270M.ckpt",))
 
 
 def _published(name: str) -> Published:
-    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", (29.5, 23.5, 21.0))
+    download = Download(f"Alpha-VLLM/{name}", 16, "Apache 2.0", name)
+    return Published(name, (download, MOVQGAN), "768, or as many in another shape", (29.5, 23.5, 21.0))
 
 
 FAMILY = Family(

@@ -319,7 +319,6 @@ class Checkpoint:
         """Add the tensors of another file.
 
         Args:
-            file: The weights file.
             prefix: Prefix to add to the names of the file's tensors.
             only: Add only tensors whose names, without ``prefix``, begin with one of these strings. By default, all
                 tensors are added.
@@ -390,7 +389,6 @@ class Checkpoint:
         """Return the shape of a tensor.
 
         Args:
-            name: Name of the tensor.
             least: Minimum number of dimensions.
 
         Raises:

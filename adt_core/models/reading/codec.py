@@ -51,7 +51,6 @@ def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
 
     Args:
         fields: Fields of the ``vq_config``. Missing fields have the defaults of :class:`..vq.VQConfig`.
-        source: The checkpoint, for error messages.
 
     Raises:
         AdtError: If a field has an unsupported value.
@@ -71,8 +70,6 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
     """Return the fields of a :class:`..vq.VQConfig` that follow from the shapes of a codec's tensors.
 
     Args:
-        checkpoint: The files.
-        prefix: Prefix of the codec's tensors.
         blocks: Pattern for the names of the encoder's residual blocks, such as "down.{}.block.{}". The numbers of level
             and block replace the braces.
 
@@ -102,8 +99,6 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
     """Return the shape of a codec from its tensors, for a codec without a configuration file.
 
     Args:
-        checkpoint: The files.
-        prefix: Prefix of the codec's tensors.
         default: Shape of the published codec. It is returned if the checkpoint has no codec; otherwise its values are
             used for fields that the tensors don't determine.
 
@@ -130,7 +125,6 @@ def coarsest_first(name: str, config: VQConfig) -> str:
 
     Args:
         name: Name of the parameter in :class:`..vq.VQModel`.
-        config: Shape of the codec.
     """
     parts = name.split(".")
     if parts[:2] == ["decoder", "up"]:

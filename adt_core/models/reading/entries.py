@@ -68,8 +68,6 @@ def copy_entry(
     """Return the entry of a parameter that is a copy of one tensor.
 
     Args:
-        parameter: The parameter.
-        name: Name of the tensor.
         transpose: Whether the parameter is the transpose of the tensor.
         put: As in :class:`Entry`.
     """
@@ -81,8 +79,6 @@ def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str]
     """Return the entries of all parameters of a module. Each parameter is a copy of one tensor.
 
     Args:
-        module: The module.
-        prefix: Prefix of the tensors' names.
         renamed: Function that converts a parameter's name to its tensor's name, both without prefix. By default, both
             names are equal.
     """
@@ -100,8 +96,6 @@ def check_entries(
     """Check that the checkpoint has all tensors, with the expected shapes and dtypes. The tensors are not read.
 
     Args:
-        entries: Sources of the parameters.
-        checkpoint: The files.
         remedies: What to do if a tensor is missing, for the error message. Keys are prefixes of the tensors' names.
 
     Raises:
@@ -141,8 +135,6 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
     """Fill the parameters of all entries one by one.
 
     Args:
-        entries: Sources of the parameters.
-        checkpoint: The files.
         check: Called before each parameter. It may raise an exception to cancel.
 
     Raises:

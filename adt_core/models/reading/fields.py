@@ -43,7 +43,6 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
 
     Args:
         read: Function that returns the text. It may raise OSError or ValueError.
-        place: Where the text is stored, for error messages.
 
     Raises:
         AdtError: If ``read`` fails, or if the text is not a JSON object.
@@ -62,8 +61,6 @@ def section(config: dict, name: str, source: ConfigSource) -> dict:
 
     Args:
         config: Fields of the ``config.json``.
-        name: Name of the section.
-        source: The checkpoint, for error messages.
 
     Raises:
         AdtError: If the section is missing.
@@ -79,9 +76,7 @@ def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any
 
     Args:
         config: Fields of the ``config.json``.
-        name: Name of the field.
         kind: Allowed type and bounds of the value.
-        source: The checkpoint, for error messages.
         default: Value to return if the field is missing or null. If None, the field is required.
 
     Raises:
@@ -101,8 +96,6 @@ def size(config: dict, name: str, source: ConfigSource, default: int | None = No
 
     Args:
         config: Fields of the ``config.json``.
-        name: Name of the field.
-        source: The checkpoint, for error messages.
         default: Value to return if the field is missing, null or 0. If None, the field is required.
 
     Raises:
@@ -117,8 +110,6 @@ def sizes(config: dict, name: str, source: ConfigSource, default: tuple[int, ...
 
     Args:
         config: Fields of the ``config.json``.
-        name: Name of the field.
-        source: The checkpoint, for error messages.
         default: Value to return if the field is missing or null. If None, the field is required.
         low: Smallest allowed size. It is also the smallest allowed length of the list.
 
@@ -154,7 +145,6 @@ def check_supported(config: dict, source: ConfigSource) -> None:
 
     Args:
         config: Fields of the ``config.json``.
-        source: The checkpoint, for error messages.
 
     Raises:
         AdtError: If a field has a value that is not supported.

@@ -97,9 +97,7 @@ def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
     """Raise an error if weights are stored in a quantised or compressed format.
 
     Args:
-        path: The checkpoint, for the error message.
         config: Fields of the checkpoint's ``config.json``.
-        names: Names of the checkpoint's tensors.
 
     Raises:
         AdtError: If the weights are quantised or compressed.

@@ -35,7 +35,6 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
 
     Args:
         config: Fields of the ``config.json``.
-        source: The checkpoint, for error messages.
         **changes: Fields of the result, which take precedence over the ``config.json``.
 
     Raises:
@@ -82,8 +81,6 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
     """Return the entries of a layer. q, k and v are concatenated to one matrix, gate and up to another.
 
     Args:
-        layer: The layer.
-        checkpoint: The files.
         prefix: Prefix of the layer's tensors, without the final dot.
 
     Raises:
@@ -184,9 +181,6 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
     Lumina-mGPT stores fewer rows than heads. Several consecutive heads then use the same row.
 
     Args:
-        parameter: The parameter to fill.
-        c: Shape of the decoder.
-        checkpoint: The files.
         attention: Prefix of the layer's attention tensors, without the final dot.
         kind: "weight" or "bias".
     """
@@ -215,10 +209,7 @@ def decoder_entries(
     """Return the entries of embedding, layers, final norm and head. The head gets only the rows of the codes.
 
     Args:
-        decoder: The decoder.
-        checkpoint: The files.
         prefix: Prefix of all tensors except the head.
-        head: Name of the head's tensor.
         rows: Number of rows of the head's tensor; 0 for one row per token of the vocabulary.
 
     Raises:
@@ -242,7 +233,6 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
     """Return the ``vocabulary_map`` of a config.json: token ids by name.
 
     Args:
-        checkpoint: The files.
         needed: Names that the map must contain.
         vocab_size: Size of the vocabulary; 0 for the field ``vocab_size`` of the config.json.
 
@@ -270,7 +260,6 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
         vocabulary: Token ids by name.
         begin: Part of the name before the code.
         end: Part of the name after the code.
-        model: Name of the family, for error messages.
 
     Raises:
         AdtError: If a code is missing.
@@ -289,10 +278,7 @@ def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field
     """Return consecutive ids for image tokens that the vocabulary does not name: code n has the id ``first`` + n.
 
     Args:
-        vocab_size: Size of the vocabulary.
         first: Id of code 0.
-        codes: Number of codes.
-        source: The checkpoint, for error messages.
         field: Field of the config.json that holds ``vocab_size``, for error messages.
 
     Raises:

@@ -20,7 +20,6 @@ def t5_encoder(config: dict, source: ConfigSource, default: Mapping[str, int], a
 
     Args:
         config: Fields of the ``config.json``.
-        source: The checkpoint, for error messages.
         default: Sizes of a published T5 model, for fields that ``config`` lacks.
         attention: Attention kernel, under its name in transformers, such as "eager"; None for the default.
 

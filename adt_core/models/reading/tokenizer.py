@@ -97,7 +97,6 @@ def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
 
     Args:
         tokenizer: Content of the ``tokenizer.json``.
-        file: The file that contains it, for error messages.
 
     Raises:
         AdtError: If the tokenizer has unsupported components.
@@ -153,10 +152,7 @@ def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
     """Check the fields of a component and return the component.
 
     Args:
-        part: The component.
         kinds: Allowed fields of the component, with the types and bounds of their values.
-        where: Name of the component, for error messages.
-        file: The file, for error messages.
 
     Raises:
         AdtError: If a field is unknown or has an unsupported value.
@@ -177,11 +173,7 @@ def _typed(part: dict, kind: str, kinds: dict[str, dict[str, Kind]], where: str,
     """Check the fields of a component of type ``kind`` and return the component.
 
     Args:
-        part: The component.
         kind: Type that the component states in its field "type".
-        kinds: Allowed fields for each type.
-        where: Name of the component, for error messages.
-        file: The file, for error messages.
     """
     return _fields(part, {"type": one_of(kind), **kinds[kind]}, where, file)
 
@@ -193,10 +185,8 @@ def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]]
 
     Args:
         part: The normalizer or pre-tokenizer: one step or a sequence of steps; None if the tokenizer has none.
-        where: Name of the component, for error messages.
         inside: Name of the field that contains the steps of a sequence.
         kinds: Allowed types of steps, with the allowed fields of each type.
-        file: The file, for error messages.
     """
     if part is None:
         return None

@@ -62,8 +62,8 @@ class Pack:
         extras = Path(nodes.__file__).parent / "comfy_extras"
         for place in (ROOT, PROBE, *(extras / name for name in EXTRAS)):
             assert self._loop.run_until_complete(nodes.load_custom_node(str(place))), place
-        self.drafts = nodes.NODE_CLASS_MAPPINGS
-        package, _ = self.drafts["ADTTreeSampler"].__module__.rsplit(".nodes.", 1)
+        self.nodes = nodes.NODE_CLASS_MAPPINGS
+        package, _ = self.nodes["ADTTreeSampler"].__module__.rsplit(".nodes.", 1)
         self.bundled = ROOT / "adt_core" / "bundled"
         self.package = lambda name: importlib.import_module(package + name)
         self.AdtError = self.package(".adt_core.errors").AdtError
@@ -71,11 +71,11 @@ class Pack:
     @property
     def ours(self) -> dict[str, dict]:
         """Definitions of the pack's nodes, as in ``/object_info``."""
-        return {name: node.GET_NODE_INFO_V1() for name, node in self.drafts.items() if name.startswith("ADTTree")}
+        return {name: node.GET_NODE_INFO_V1() for name, node in self.nodes.items() if name.startswith("ADTTree")}
 
     def run(self, kind: str, **inputs) -> tuple:
         """Run a node and return its outputs."""
-        node = self.drafts[kind]
+        node = self.nodes[kind]
         if hasattr(node, "PREPARE_CLASS_CLONE"):
             return node.PREPARE_CLASS_CLONE({"hidden_inputs": {}}).execute(**inputs).args
         return getattr(node(), node.FUNCTION)(**inputs)
@@ -93,7 +93,7 @@ class Pack:
 
         An input that isn't given has its default, or a link to a node of the right type. None removes an input.
         """
-        needed = {name: type for name, (type, *_) in info_inputs(self.drafts[kind], "required").items()}
+        needed = {name: type for name, (type, *_) in info_inputs(self.nodes[kind], "required").items()}
         plugs = {name: PLUGS[type] for name, type in needed.items() if isinstance(type, str) and type in PLUGS}
         own = {name: value for name, value in (plugs | inputs).items() if value is not None}
         prompt = SOURCES | {"own": {"class_type": kind, "inputs": own}}

@@ -21,7 +21,7 @@ REFUSED = [
     ("ADTTreeSampler", {"keep_left": -0.5}, "keep_left"),
     ("ADTTreeSampler", {"keep_left": 2.0}, "keep_left"),
     ("ADTTreeSettings", {"depth_min": 300}, "depth_min"),
-    ("ADTTreeSettings", {"nodes": -1}, "nodes"),
+    ("ADTTreeSettings", {"drafts": -1}, "drafts"),
     ("ADTTreeSettings", {"method": "magic"}, "magic"),
     ("ADTTreeSettings", {"depth_min": 200, "depth_max": 6}, "depth_min is 200, above depth_max 6"),
     ("ADTTreeModelLoader", {"model": "no/such-model"}, "no/such-model"),

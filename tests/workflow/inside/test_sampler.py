@@ -8,7 +8,7 @@ import pytest
 from reference import draw
 from small import SMALL
 
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.models.load import BUNDLED_SAMPLING
 
 CAR = "A red car on a street."
 LAST_SEED = 2**64 - 1

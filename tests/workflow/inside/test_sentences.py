@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from adt_core.app.checkpoints import find_published
+from adt_core.models.load import find_published
 
 LONG = "a red house " * 500
 NUMBERS = {"seed": 0, "guidance": 3.0, "temperature": 1.0}
@@ -82,7 +82,7 @@ def test_incompatible_inputs(pack, model, sampler_error):
     assert "drafter" in message and "another model" in message
     (jacobi,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
     asked = {"model": model, "drafter": jacobi, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
-    assert "'adt-tree', which needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
+    assert "'adt-tree' needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_models_and_images_larger_than_the_gpu(pack, gpu):
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
     asked = {"positive": positive, "drafting": "No drafting"}
-    sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
+    sentence = "bundled needs 0.1 GiB with its working memory, and meta has 0.0 GiB; choose {}a smaller model."
     for size in (1, 64):
         message = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
         assert message == sentence.format("'int8 weights' or 'int4 weights' in the Model Loader, or ")

@@ -52,7 +52,7 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
     assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
     assert torch.equal(torch.get_rng_state(), states[2])
     (record,) = (one for one in caplog.records if one.message.startswith("ADT-Tree: The training takes about "))
-    assert record.message.endswith(" GB of disk.")
+    assert record.message.endswith(" GiB of disk.")
     assert {one.levelname for one in caplog.records} == {"INFO"}, "an estimate is no warning"
     assert curve.shape == (1, 400, 640, 3) and 0 <= curve.min() < curve.max() <= 1 and ": 4 steps in " in figures
     _, options = pack.ours["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]

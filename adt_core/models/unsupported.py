@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..drafters.eagle_files import refuse_eagle3
 from ..errors import AdtError, shown
 from ..files import list_visible
-from ..models.families.chameleon import ANOLE
-from ..models.family import model_type
-from ..models.reading.checkpoint import Checkpoint
-from ..models.reading.paths import STAGE
+from .families.chameleon import ANOLE
+from .family import model_type
+from .reading.checkpoint import Checkpoint
+from .reading.paths import STAGE
 
 _NO_WEIGHTS = {
     "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -53,6 +52,9 @@ _UNSUPPORTED_MODELS = {
 """Unsupported models that generate image tokens: part of a name -> model, and why it is not supported.
 
 A checkpoint belongs to such a model if the name of its folder or of its architecture contains the part of the name."""
+
+_EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
+"""Pattern of tensor names in EAGLE-3 drafters, as saved by EAGLE-3's authors, SpecForge and vLLM."""
 
 
 def refuse_layout(path: Path) -> None:
@@ -99,3 +101,22 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     for pattern, kind, advice in _OTHER_CHECKPOINTS:
         if any(re.search(pattern, name) for name in checkpoint.names):
             raise AdtError(f"{path} is {kind}, not a model that generates image tokens; {advice}.")
+
+
+def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
+    """Raise an error if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
+
+    An EAGLE-3 drafter reads the features of three layers of its target, so its weight ``fc`` is [h, 3 * h], where h is
+    the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
+
+    Args:
+        called: Name of the checkpoint in the error message.
+
+    Raises:
+        AdtError: If the checkpoint is an EAGLE-3 drafter.
+    """
+    fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
+    is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
+    if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
+        problem = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2 drafter"
+        raise AdtError(f"{called} {problem} that was trained for the target.")
