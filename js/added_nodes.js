@@ -52,7 +52,7 @@ export function openBatch(sampler) {
   const batch = addNode("ADTTreeBatchSampler", sampler, [left + prompts.size[0] + GAP, top]);
   copyInputs(sampler, batch);
   copyText(sampler, "negative", batch, "negative");
-  const collector = addNode("ADTTreeCollector", sampler, [left + prompts.size[0] + batch.size[0] + 2 * GAP, top]);
+  const collector = addNode("ADTTreeBatchReport", sampler, [left + prompts.size[0] + batch.size[0] + 2 * GAP, top]);
   connect(prompts, 0, batch, "prompts");
   connect(prompts, 1, batch, "ids");
   connect(batch, 2, collector, "results");
