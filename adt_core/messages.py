@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 TEMPLATES = {
-    "api.unknown_inputs": "Ignored, because this node has no such input: {names}. Its inputs are {inputs}.",
     "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
     "batch.duplicate": "{count} duplicate (same prompt and seed), generated once.",
     "batch.duplicates": "{count} duplicates (same prompt and seed), generated once.",

@@ -16,7 +16,6 @@ from ..adt_core import AdtError, Sampling, Target
 from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from .schema import default
-from .unknown_inputs import warn
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -132,7 +131,6 @@ def checked(function: Callable) -> Callable:
         if args and not needed <= {"cls", "sampling", *inputs}:
             defaults = {plug.id: default(plug) for plug in args[0].define_schema().inputs if plug.id in needed}
             inputs = {name: value for name, value in defaults.items() if value is not None} | inputs
-        result = function(*args, **inputs)
-        return warn(args[0], result) if args else result
+        return function(*args, **inputs)
 
     return wrapper

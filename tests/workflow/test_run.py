@@ -5,7 +5,6 @@ The image must equal the engine's image, and the page must get progress messages
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,22 +117,3 @@ def test_progress_and_previews_are_sent(comfy, graph):
 def test_preview_method_none_is_respected(comfy, graph):
     _, messages = comfy.watch(graph.set("ADTTreeSampler", seed=78, batch_size=2).prompt, preview_method="none")
     assert not [m for m in messages if m.type in PREVIEWS]
-
-
-def test_an_unknown_input_of_an_api_prompt_is_told_in_the_nodes_result(comfy, graph):
-    """ComfyUI ignores such inputs, for example after a typing error. Known inputs must cause no warning."""
-    graph.set("ADTTreeSampler", seed=11, speeed="No drafting")
-    outputs = comfy.run(graph.prompt)
-    told = {node: output["warnings"] for node, output in outputs.items() if "warnings" in output}
-    ((node, (warning,)),) = told.items()
-    assert node == graph.id("ADTTreeSampler")
-    assert warning.startswith("Ignored, because this node has no such input: speeed. Its inputs are ")
-    assert "drafting" in warning
-
-
-def test_the_example_of_the_api_page_makes_an_image(comfy):
-    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-    body = json.loads(page.split("```json\n")[1].split("```")[0])
-    outputs = comfy.run(body["prompt"])
-    assert len(comfy.files(outputs)) == 1
-    assert not [output for output in outputs.values() if "warnings" in output]
