@@ -4,14 +4,18 @@
 
 A card is a thumbnail that shows the input and the output of a workflow. The titles are in this file. The script reads
 everything else from the workflow: the prompt, the model, and whether the workflow has a source image, a second stage or
-an upscale model.
+an upscale model. The size of the download and the memory are those of docs/models.md.
 """
 
 import json
 import random
+import sys
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from adt_core.models.load import find_published
 
 WORKFLOWS = Path(__file__).parents[1] / "workflows"
 CARDS = {
@@ -48,6 +52,7 @@ class Workflow:
     Attributes:
         prompt: Positive prompt.
         model: Name of the model in the node Model Loader.
+        dtype: Data type in the node Model Loader.
         source: Whether the workflow has a source image.
         upscaler: Name of the upscale model, or "".
         second_stage: Whether GLM-Image's second stage decodes the tokens.
@@ -59,10 +64,19 @@ class Workflow:
         values = {node["type"]: node.get("widgets_values") or [""] for node in reversed(nodes)}
         self.prompt: str = values["CLIPTextEncode"][0]
         self.model: str = values["ADTTreeModelLoader"][0]
+        self.dtype: str = values["ADTTreeModelLoader"][1]
         self.source = "LoadImage" in values
         self.upscaler = values.get("UpscaleModelLoader", [""])[0].partition(".")[0]
         self.second_stage = "ADTTreeGLMImageDecode" in values
         self.upstream = bool({"upstream", "original script"} & set(map(str, values["ADTTreeSampler"])))
+
+    def needs(self) -> str:
+        """Return the size of the download and, for the model's own dtype, the GPU memory; "" for the bundled model."""
+        row = find_published(self.model)
+        if row is None:
+            return ""
+        memory = f", {row.memory[0]} GiB GPU memory" if self.dtype == "auto" else ""
+        return f"{row.size} download{memory}"
 
     def steps(self) -> list[str]:
         """Return the steps of the workflow, in order."""
@@ -177,8 +191,9 @@ def card(title: str, workflow: Workflow) -> Image.Image:
     draw_arrow(draw, MARGIN + 188, MARGIN + 218, middle)
     side = bottom - top - 24
     draw_result(draw, workflow, title, (SIDE - MARGIN - side, middle - side // 2, side))
-    steps = break_lines(", then ".join(workflow.steps()), 21, SIDE - 2 * MARGIN, max_lines=3)
-    draw.multiline_text((MARGIN, 414), steps, font=font(21), fill=GRAY, spacing=8)
+    steps = break_lines(", then ".join(workflow.steps()), 21, SIDE - 2 * MARGIN, max_lines=2 if workflow.needs() else 3)
+    draw.multiline_text((MARGIN, 408), steps, font=font(21), fill=GRAY, spacing=8)
+    draw.text((MARGIN, 466), workflow.needs(), font=font(21), fill=VIRIDIS[4])
     return image
 
 

@@ -43,6 +43,7 @@ from .sockets import (
     ResultsSocket,
     SettingsSocket,
     checked,
+    with_warning,
 )
 
 FOLDER = "adt_tree_batches"
@@ -182,7 +183,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         settings = {name: value for name, value in pipeline.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
         ids = [item.id for item in items]
-        return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
+        saved = ui.SavedImages(_saved(made, folder))
+        return with_warning(cls, io.NodeOutput(results.images, ids, results, ui=saved))
 
 
 def _row(item: BatchItem, picture: SavedImage, relaxed: bool) -> dict:

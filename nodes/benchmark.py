@@ -78,7 +78,6 @@ class ADTTreeBenchmark(io.ComfyNode):
                 preset_input(),
             ],
             outputs=[io.String.Output(display_name="table")],
-            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 

@@ -39,7 +39,6 @@ class ADTTreeCheck(io.ComfyNode):
             search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
             inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
             outputs=[io.String.Output(display_name="report")],
-            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 

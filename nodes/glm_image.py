@@ -67,7 +67,6 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
                 io.Combo.Input("if_missing", options=IF_MISSING, default=EXPLAIN),
             ],
             outputs=[GlmDecoderSocket.Output(display_name="decoder")],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -175,7 +174,6 @@ class ADTTreeGLMImageDecode(io.ComfyNode):
                 io.Float.Input("guidance", default=GUIDANCE, min=1.0, max=20.0, step=0.1),
             ],
             outputs=[io.Image.Output(display_name="IMAGE")],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod

@@ -109,7 +109,6 @@ class ADTTreeModelLoader(io.ComfyNode):
                 io.Clip.Output(display_name="CLIP"),
                 io.Vae.Output(display_name="VAE"),
             ],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod

@@ -75,7 +75,9 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
             plug.min = _LowerBound(plug.min)
     for plug in outputs:
         plug.tooltip = plug.tooltip or tooltips.outputs[plug.display_name]
-    return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
+    # Every node needs these two to name ignored inputs, see `with_warning` in sockets.py.
+    hidden = list(dict.fromkeys([*more.pop("hidden", []), io.Hidden.unique_id, io.Hidden.prompt]))
+    return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, hidden=hidden, **more)
 
 
 def widget(name: str, option: Option, **more: Any) -> io.Input:

@@ -13,7 +13,7 @@ from ..adt_core.policies import DEFAULT, POLICIES, options
 from ..adt_core.settings import Option
 from .comfy_runtime import refusal
 from .schema import Tooltips, schema, widget
-from .sockets import SettingsSocket
+from .sockets import SettingsSocket, with_warning
 
 UNCHOSEN = "0: what suits drafter and device."
 """End of the tooltip of every number whose default depends on the drafter and the device."""
@@ -87,7 +87,7 @@ class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def execute(cls, method: str = DEFAULT, **values) -> io.NodeOutput:
         given = {name: value for name, value in values.items() if value != 0}
-        return io.NodeOutput({"method": method, **given})
+        return with_warning(cls, io.NodeOutput({"method": method, **given}))
 
 
 def _input(name: str, option: Option) -> io.Input:

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..adt_core import AdtError, Sampling, Target
 from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
+from ..adt_core.messages import message
+from .comfy_runtime import tell
 from .schema import default
 
 ModelSocket = io.Custom("ADT_MODEL")
@@ -106,6 +108,7 @@ def checked(function: Callable) -> Callable:
 
     - `**sampling` in the signature accepts the fields of `Sampling`.
     - If a prompt omits a required argument of `execute`, the argument gets its default from the node's schema.
+    - The result of `execute` names ignored inputs, see `with_warning`.
 
     Args:
         function: Function, or the `execute` class method of a node.
@@ -131,6 +134,27 @@ def checked(function: Callable) -> Callable:
         if args and not needed <= {"cls", "sampling", *inputs}:
             defaults = {plug.id: default(plug) for plug in args[0].define_schema().inputs if plug.id in needed}
             inputs = {name: value for name, value in defaults.items() if value is not None} | inputs
-        return function(*args, **inputs)
+        result = function(*args, **inputs)
+        return with_warning(args[0], result) if args else result
 
     return wrapper
+
+
+def with_warning(node: type[io.ComfyNode], output: io.NodeOutput) -> io.NodeOutput:
+    """Return the output of a node, with a warning in `ui` if the API prompt has values for inputs that do not exist.
+
+    ComfyUI does not pass such values to the node, so a misspelled input would have no effect. `/history` contains the
+    warning as `outputs[id of the node]["warnings"]`. The tab that queued the prompt shows it under the node.
+    """
+    hidden = getattr(node, "hidden", None)
+    prompt = getattr(hidden, "prompt", None) or {}
+    given = (prompt.get(getattr(hidden, "unique_id", None)) or {}).get("inputs") or {}
+    known = [plug.id for plug in node.define_schema().inputs] if given else []
+    # The page may add "control_after_generate" to a seed when it exports a workflow.
+    unknown = ", ".join(shown(name) for name in given if name not in [*known, "control_after_generate"])
+    if unknown:
+        warning = message("inputs.unknown", names=unknown, inputs=", ".join(known))
+        tell(warning)
+        ui = output.ui if isinstance(output.ui, dict) or output.ui is None else output.ui.as_dict()
+        output.ui = {**(ui or {}), "warnings": [warning]}
+    return output

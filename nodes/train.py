@@ -111,7 +111,6 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 io.Image.Output(display_name="curve"),
                 io.String.Output(display_name="stats"),
             ],
-            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 

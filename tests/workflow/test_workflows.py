@@ -21,6 +21,7 @@ from small import UPSCALER
 
 from adt_core.app.training_domain import domain_warning
 from adt_core.models.load import FAMILIES, bundled_words, find_published
+from model_making.captions import OBJECT_NAMES
 
 FOLDER = ROOT / "workflows"
 LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
@@ -158,6 +159,18 @@ def test_note_explains_the_download(name):
         (note["zh"]["note"], "设为*下载*"),
     ):
         assert row.name in text and how in text and f"{row.size}" in text and "```" not in text
+
+
+def test_first_note_says_what_the_bundled_model_is_for():
+    """The note must name a model for real pictures and every object of the bundled model's training data, in a line."""
+    (note,) = [n for n in read(FIRST)["nodes"] if n["type"] == "MarkdownNote"]
+    objects = [names[0] for names in OBJECT_NAMES.values()]
+    assert all(bundled_words().things.intersection(words.split()) for words in objects)
+    for text in (note["widgets_values"][0], note["zh"]["note"]):
+        _, purpose, list_of_objects, *_ = text.split("\n\n")
+        assert find_published(re.search(r"\*([\w-]+)\*", purpose)[1]).downloads and "\n" not in purpose
+        assert re.split("[:：]", list_of_objects)[1].strip().rstrip(".").split(", ") == objects
+    assert "A small demonstration model; for real pictures choose *Janus-Pro-1B*." in note["widgets_values"][0]
 
 
 @pytest.mark.parametrize("language", LOCALES)
