@@ -238,7 +238,7 @@ def _locked(homes: set[str], meter: _Meter) -> Iterator[None]:
 def _list(part: DownloadPart, meter: _Meter) -> list[_File]:
     """Return the files of a part that a loader reads.
 
-    The commit is that of the snapshot to complete, or that of the table, or that of the first download.
+    The commit is from the snapshot to complete, else from the table, else from the first download.
 
     Raises:
         AdtError: If files are missing, too large or others than in the first download.

@@ -237,7 +237,7 @@ class Pipeline:
     ) -> Generator[Step, None, None]:
         """Generate one image for each text, and yield a step after every round. It can be closed at any time.
 
-        The arguments are those of :meth:`generate`.
+        It has the arguments of :meth:`generate`.
 
         Raises:
             AdtError: As in :meth:`generate`. It is raised before the first step.

@@ -19,7 +19,7 @@ CAPTION = "caption"
 
 
 def read_saved(path: Path, expected: Mapping[str, Any]) -> tuple[dict, str]:
-    """Read the settings in a PNG, and compare them with those of an image.
+    """Read the settings in a PNG, and compare them with the settings of an image.
 
     Args:
         expected: Settings that the image must have. "prompt" is the complete prompt, if it was truncated.

@@ -71,7 +71,7 @@ class FinishedImage(NamedTuple):
         number: Number of the image.
         png: Content of its PNG.
         codes: Codebook indices, row by row.
-        stats: Run statistics; with ``compare`` also "plain" (those of plain decoding) and "identical".
+        stats: Run statistics; with ``compare`` also "plain" (of plain decoding) and "identical".
         trace: Report, rounds and acceptance map; {} unless the user wants traces.
         note: Remark on the prompt, or "".
     """

@@ -7,8 +7,8 @@ consists of the spine's tokens before position i, candidate r at position i, and
 A tree is assembled from *runs*. A run is a sequence of nodes with successive numbers, each the parent of the next one.
 The spine is a run, and each branch has a run. Two numbers describe a node: `base` is the number of the node before the
 run, and `run` is the number of the run's nodes up to the node. Example: the root is 0, and the spine is 10, 20, 30.
-There are three branch nodes (i, r, m): token 21 in place of 20 is (1, 1, 0), token 30 after 21 is (1, 1, 1), and token
-22 in place of 20 is (1, 2, 0)::
+There are three branch nodes (i, r, m): token 21 instead of 20 is (1, 1, 0), token 30 after 21 is (1, 1, 1), and token
+22 instead of 20 is (1, 2, 0)::
 
     node      0   1   2   3   4   5   6
     token     0  10  20  30  21  30  22

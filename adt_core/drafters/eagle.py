@@ -246,7 +246,7 @@ class EagleProposer(Proposer):
             [R, N + 1, h], the network's predictions of the features of all nodes.
         """
         # The pair of a node combines the feature of its parent with the token of the node. The pair has the position of
-        # the parent. The last pair is that of the next root. Its parent is the last accepted node. Example: the tree is
+        # the parent. The last pair belongs to the next root. Its parent is the last accepted node. Example: the tree is
         # 7 -> (3 -> 9, 5), so 7 has the children 3 and 5, and 3 has the child 9. The accepted path is 7, 3, and the
         # next root is 4:
         #

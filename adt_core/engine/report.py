@@ -32,7 +32,7 @@ class RoundReport(NamedTuple):
         levels: Number of drafts at each depth. The entry of depth 0 is 0, because the root is not a draft.
         codes: Code of each node on the accepted path, the root first. Entries after the path are arbitrary.
         ranks: Rank of each node on the accepted path among its siblings, the root first. The most probable has rank 0.
-        substituted: For each node on the accepted path, 1 if LANTERN accepted the node in place of the target's token,
+        substituted: For each node on the accepted path, 1 if LANTERN accepted the node instead of the target's token,
             else 0. The field is empty without LANTERN.
         finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """

@@ -59,7 +59,7 @@ class Request:
         target: Model that generates the images.
         recipe: Settings of the images.
         prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
-        keys: Key of each image's noise: the seed of the image, and the index of the image among those of its prompt.
+        keys: Key of each image's noise: the seed of the image, and its index among the images of its prompt.
         prefix: [B, n] int64, the first n tokens of each of the B images, which are not generated.
         drafter: Drafter. Every method except plain decoding needs one.
         check: Called often; may raise an exception to cancel.

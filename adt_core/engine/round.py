@@ -142,7 +142,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     advances = [int(is_active) for is_active in slots.active]
     # Each combination of tensor sizes needs its own CUDA graph. Near the end of an image, `fitting` changes in every
     # round. Replayed rounds use the sizes of `shapes` instead, so they need no new graphs there. The captured kernels
-    # cut each tree to the limits in `slots.tree_limits`. The host uploads these limits, which are those of `fitting`.
+    # cut each tree to the limits in `slots.tree_limits`. The host uploads these limits, the sizes in `fitting`.
     sizes = TreeSizes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
     return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 

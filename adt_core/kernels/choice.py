@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Case(NamedTuple):
-    """Operands for which a trial compares the values and the time of a kernel with those of its reference.
+    """Operands for which a trial compares a kernel with its reference: the values and the time.
 
     The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
 
@@ -318,7 +318,7 @@ def _wrong_result(trial: Trial) -> str:
 
 
 def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, float]:
-    """Return the weighted sum of the times of all kernels, and that of all references, in ms."""
+    """Return the weighted sum of the times of all kernels, and the sum of all references, in ms."""
     times = device_times([function for case in cases for function in case[:2]], device)
     weights = [case.weight for case in cases]
     kernel, reference = (sum(map(mul, weights, part)) for part in (times[::2], times[1::2]))

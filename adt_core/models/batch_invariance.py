@@ -7,7 +7,7 @@ Two rules make the results of both forward passes bitwise equal:
 
 - **Fixed tiles for matrix products.** A product is split into tiles of :data:`TILE` rows, so the same kernel computes
   every row. The last tile is padded with zero rows. All rows are multiplied at once only if a comparison has shown
-  that the result is bitwise equal to that of the tiles.
+  that the result is bitwise equal to the result of the tiles.
 - **A fixed order of keys in attention.** For each token, its own key and the keys of the :data:`NEAR_WINDOW` positions
   before it are *near*. All earlier keys are *far*. No draft tree is deeper than :data:`NEAR_WINDOW`, so far keys always
   belong to the prompt or to accepted tokens. Far keys are stored in the order of their positions, and torch's kernel

@@ -308,7 +308,7 @@ class BatchRows:
             start: First cache position that may hold another token than in plain decoding: an int64 tensor [R, 1], or
                 one number for all rows.
             near: Number of image positions directly before a token that have near keys; keys of the prompt are far.
-                None if all keys are near, including those of the prompt.
+                None if all keys are near, including the keys of the prompt.
         """
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))

@@ -177,7 +177,7 @@ class Auto(Policy):
         are all modes, beginning with the best one. A batch of B images then has a trial with drafts only in every B-th
         decoding, because the trial leaves its images at different positions, and all later rounds take longer.
 
-        The cost of the trial counts as that of a plain round. Its cost in the profile may be far too high, and would
+        The trial counts with the cost of a plain round. Its cost in the profile may be far too high, and would
         then use up the budget.
         """
         profile = self.context.profile

@@ -56,7 +56,7 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
 
 
 def slot_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of slots and their captured rounds. The arguments are those of :func:`required_bytes`."""
+    """Return the bytes of slots and their captured rounds. It has the arguments of :func:`required_bytes`."""
     graphs = 0
     if _is_replayed(request, device):
         graphs = _activation_bytes(request, batch_size, device) + _graph_bytes(request)
@@ -64,7 +64,7 @@ def slot_bytes(request: Request, batch_size: int, device: torch.device | None = 
 
 
 def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of KV caches, noise and activations. The arguments are those of :func:`required_bytes`."""
+    """Return the bytes of KV caches, noise and activations. It has the arguments of :func:`required_bytes`."""
     target = request.target
     decoder = request.target.decoder
     itemsize = decoder.embedding.element_size()

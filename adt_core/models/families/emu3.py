@@ -1,6 +1,6 @@
 """Emu3-Gen: a LLaMA decoder over text and image tokens, with an end token after every row and a video codec.
 
-Wang et al., arXiv 2409.18869. Layout: that of transformers, as in ``BAAI/Emu3-Gen-hf``.
+Wang et al., arXiv 2409.18869. Layout: as in transformers, for example ``BAAI/Emu3-Gen-hf``.
 """
 
 from __future__ import annotations

@@ -405,6 +405,6 @@ class Checkpoint:
         The series begins with number 0 and ends before the first number without a tensor.
 
         Args:
-            name: Name of the tensors, with "{}" in the place of the number.
+            name: Name of the tensors, with "{}" instead of the number.
         """
         return next(number for number in count() if name.format(number) not in self.names)
