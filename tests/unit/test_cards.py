@@ -1,6 +1,7 @@
 """Tests of the workflow templates' cards (preview images). Each card must show its workflow."""
 
 import importlib.util
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -14,9 +15,12 @@ SHIPPED = sorted(ROOT.glob("workflows/*.jpg"))
 
 @pytest.fixture(scope="module")
 def cards():
+    """Import assets/cards.py, which adds the repository to ``sys.path``, and restore ``sys.path``."""
+    before = [*sys.path]
     spec = importlib.util.spec_from_file_location("cards", ROOT / "assets" / "cards.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path[:] = before
     return module
 
 
