@@ -238,6 +238,20 @@ export function addNode(type, beside, [dx, dy]) {
   return node;
 }
 
+/** Height in pixels, without the title. In Nodes 2.0 it is that of the element, since a node's own may be outdated. */
+function heightOf(node) {
+  const element = /** @type {HTMLElement | null} */ (document.querySelector(`.lg-node[data-node-id="${node.id}"]`));
+  const title = /** @type {any} */ (window).LiteGraph.NODE_TITLE_HEIGHT;
+  return Math.max(node.size[1], (element?.offsetHeight ?? 0) - title);
+}
+
+/** Distance in pixels from a node to the first row below it in which new nodes, `width` pixels in all, are on no other. */
+export function freeRowBelow(node, width) {
+  const [left] = node.pos;
+  const above = node.graph.nodes.filter(({ pos, size }) => pos[0] < left + width && pos[0] + size[0] > left);
+  return Math.max(...above.map((one) => one.pos[1] + heightOf(one))) - node.pos[1];
+}
+
 // ---- nodes ---------------------------------------------------------------------------------
 
 /** Whether a node belongs to this pack. */

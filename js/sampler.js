@@ -11,6 +11,7 @@ import {
   findWidget,
   fitNode,
   foldAdvanced,
+  freeRowBelow,
   isLinked,
   originOf,
   redrawNode,
@@ -31,6 +32,7 @@ const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an ima
 const COPIED = ["seed", "preset", "drafting", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
 const LINKED = ["model", "drafter", "settings", "lantern"];
 const GAP = 60; // pixels between nodes
+const ROW = 1200; // pixels that the three nodes of a batch take side by side
 
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
 const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
@@ -57,7 +59,7 @@ function copyInputs(from, node) {
 }
 
 function compareWithPlain(sampler) {
-  const top = sampler.size[1] + GAP;
+  const top = freeRowBelow(sampler, ROW) + GAP;
   const compare = addNode("ADTTreeCompare", sampler, [0, top]);
   copyInputs(sampler, compare);
   for (const name of ["positive", "negative"]) copyLink(sampler, name, compare);
@@ -77,7 +79,7 @@ function copyText(sampler, name, node, own) {
 }
 
 function openBatch(sampler) {
-  const top = sampler.size[1] + GAP;
+  const top = freeRowBelow(sampler, ROW) + GAP;
   const prompts = addNode("ADTTreePrompts", sampler, [0, top]);
   copyText(sampler, "positive", prompts, "text");
   const batch = addNode("ADTTreeBatchSampler", sampler, [prompts.size[0] + GAP, top]);
