@@ -13,9 +13,14 @@ TEMPLATES = {
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
     "benchmark.done": "{count} prompts; the results are in {folder}",
+    "benchmark.fastest": "Fastest: {method}, about {ratio} times as fast as without drafts ({low} to {high}).",
     "benchmark.progress": "{done} of {count} prompts, {methods} methods each",
-    "check.done": "Checked; the report is on this node",
+    "check.differs": "Same image: no ({methods}).",
+    "check.faster": "About {ratio} times as fast ({low} to {high}). Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
+    "check.same": "Same image: yes.",
+    "check.slower": "About {ratio} times as fast ({low} to {high}). Set drafting to No drafting.",
+    "check.too_slow": "This model is too slow here to compare speeds.",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
@@ -40,20 +45,22 @@ TEMPLATES = {
     "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
     "preset.ignored": "Ignored, because preset is '{preset}': {values}. Set preset to '{custom}' to use your own "
     "values.",
+    "prompt.and_others": " and others",
+    "prompt.end": ".",
+    "prompt.fewer": "{missing} of {count} {things}",
     "prompt.negative_truncated": "Negative prompt truncated to its first {kept} of {length} characters: {tokens} "
     "tokens; {model} accepts {limit}.",
+    "prompt.not_drawn": "Not drawn: ",
+    "prompt.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; the prompt names "
+    "nothing that it knows.",
+    "prompt.single": "all but one of the {things}",
     "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
     "{limit}.",
     "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
     "{model} accepts {limit}",
-    "prompt.unknown": "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
-    "{prompt}.",
-    "prompt.unknown_words": "Unknown words: {words}.",
-    "prompt.unknown_words_and_others": "Unknown words: {words} and others.",
-    "prompts.unknown": "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
-    "{count} of {total} prompts: {prompts}.",
-    "prompts.unknown_and_others": "This small model knows houses, boats, balloons, mugs and the like, and drew "
-    "something else for {count} of {total} prompts: {prompts} and others.",
+    "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
+    "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
+    "prompts name nothing that it knows.",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",
     "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "

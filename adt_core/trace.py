@@ -92,6 +92,7 @@ class Trace:
         start: Raster position of the first decoded token. The tokens before it were given.
         row_end: Whether each row of the grid is followed by a token that marks the end of the row.
         lead: Rows and columns of a smaller image whose tokens come before the grid; (0, 0) if there is none.
+        speedup: Estimated speed-up over decoding without a drafter, of a finished decoding; None if it is not known.
     """
 
     settings: dict
@@ -102,6 +103,7 @@ class Trace:
     start: int = 0
     row_end: bool = False
     lead: tuple[int, int] = (0, 0)
+    speedup: float | None = None
 
     @property
     def lead_length(self) -> int:

@@ -3,7 +3,8 @@
  * node that have changed since the run.
  */
 
-import { make, setText } from "./elements.js";
+import { make } from "./elements.js";
+import { Line } from "./line.js";
 import { caption } from "./sentences.js";
 import { texts } from "./texts.js";
 
@@ -14,23 +15,32 @@ import { texts } from "./texts.js";
  * @typedef {{name: string | symbol, now: string, was?: string, restore?: () => void}} Difference
  */
 
+const LINE_HEIGHT = 30; // pixels of two lines of text
+
 export class Caption {
   #key = ""; // the texts that are shown, to find out whether they have changed
 
-  constructor() {
-    this.line = make("div", { className: "adt-line", role: "status" });
+  /** @param {() => void} resized called when the height of the server's message has changed */
+  constructor(resized) {
+    this.line = new Line(resized);
     this.own = make("div", { role: "note" });
     const properties = { className: "adt-map-caption", dataset: { captureWheel: "true" } };
-    this.element = make("div", properties, this.line, this.own);
+    this.element = make("div", properties, this.line.element, this.own);
+  }
+
+  /** The height in pixels that the complete message needs in addition, while the user has opened it. */
+  get addedHeight() {
+    const { isExpanded, element } = this.line;
+    return isExpanded ? Math.max(element.offsetHeight - LINE_HEIGHT, 0) : 0;
   }
 
   /** The server's message, or "". */
   get message() {
-    return this.line.textContent;
+    return this.line.text;
   }
 
   set message(text) {
-    setText(this.line, text);
+    this.line.text = text;
   }
 
   /**
@@ -51,7 +61,7 @@ export class Caption {
 
 /** A button that sets the node back to the value in the run. @param {Difference} difference */
 function restoreButton({ name, was, restore }) {
-  const properties = { type: "button", className: "adt-map-take", title: texts.restoreTitle(was) };
+  const properties = { type: "button", className: "adt-link adt-map-take", title: texts.restoreTitle(was) };
   const button = make("button", properties, texts.restore(name, was));
   button.onclick = restore;
   return button;

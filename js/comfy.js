@@ -230,26 +230,50 @@ export function comparedNodes() {
   return [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
 }
 
-/** Add a node to the graph of the node `beside`, at an offset in pixels from it. */
-export function addNode(type, beside, [dx, dy]) {
+/** Add a node to the graph of the node `beside`. */
+export function addNode(type, beside, pos) {
   const node = /** @type {any} */ (window).LiteGraph.createNode(type);
-  node.pos = [beside.pos[0] + dx, beside.pos[1] + dy];
+  node.pos = pos;
   beside.graph.add(node);
   return node;
 }
 
-/** Height in pixels, without the title. In Nodes 2.0 it is that of the element, since a node's own may be outdated. */
-function heightOf(node) {
+/**
+ * Left, top, width and height of a node with its title. Nodes 2.0 may draw it larger than its stored size.
+ *
+ * @returns {number[]}
+ */
+function boxOfNode(node) {
   const element = /** @type {HTMLElement | null} */ (document.querySelector(`.lg-node[data-node-id="${node.id}"]`));
-  const title = /** @type {any} */ (window).LiteGraph.NODE_TITLE_HEIGHT;
-  return Math.max(node.size[1], (element?.offsetHeight ?? 0) - title);
+  const [x, y, width, height] = node.getBounding();
+  return [x, y, Math.max(width, element?.offsetWidth ?? 0), Math.max(height, element?.offsetHeight ?? 0)];
 }
 
-/** Distance in pixels from a node to the first row below it in which new nodes, `width` pixels in all, are on no other. */
-export function freeRowBelow(node, width) {
-  const [left] = node.pos;
-  const above = node.graph.nodes.filter(({ pos, size }) => pos[0] < left + width && pos[0] + size[0] > left);
-  return Math.max(...above.map((one) => one.pos[1] + heightOf(one))) - node.pos[1];
+/**
+ * A position below a node, at which no other node is within the given size in pixels.
+ *
+ * @param {GraphNode} node
+ * @param {number[]} size width and height
+ * @param {number} gap
+ */
+export function freePlace(node, size, gap) {
+  const [left, y, , h] = boxOfNode(node);
+  const isBeside = (/** @type {number[]} */ [x, , w]) => x < left + size[0] && left < x + w;
+  const others = node.graph.nodes.map(boxOfNode).filter(isBeside);
+  let top = y + h + gap;
+  for (const [, otherTop, , height] of others.sort((a, b) => a[1] - b[1]))
+    if (otherTop < top + size[1] && top < otherTop + height + gap) top = otherTop + height + gap;
+  const title = /** @type {any} */ (window).LiteGraph.NODE_TITLE_HEIGHT;
+  return [left, top + title];
+}
+
+/** Run the parts of the workflow that these nodes need. */
+export function runNodes(nodes) {
+  app.queuePrompt(
+    0,
+    1,
+    nodes.flatMap((node) => executionIds(node)),
+  );
 }
 
 // ---- nodes ---------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ export class Run {
     this.seed = header.seed;
     this.comparable = header.comparable; // equal for runs whose times can be compared
     this.prefill = header.prefill; // milliseconds
+    this.speedup = header.speedup ?? 0; // estimated speed-up over decoding without drafts; 0 if it is not known
     this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
     this.lantern = header.relaxed ?? false; // whether LANTERN was on
     this.inputs = header.inputs ?? {}; // values of the node when it was queued

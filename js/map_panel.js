@@ -29,6 +29,7 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  * - `differences` returns the differences between two runs, for the caption (caption.js).
  * - `off` is the note in the caption while the node is muted or bypassed, else "".
  * - `changed` stores the settings after a change, and `grow` makes the node higher.
+ * - `measure` compares the run with one without drafts, and `canMeasure` returns whether this is possible.
  * - `drawn` is called after each drawing.
  *
  * @typedef {{
@@ -38,6 +39,8 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  *   off: string,
  *   changed: () => void,
  *   grow: (pixels: number) => void,
+ *   measure: () => void,
+ *   canMeasure: () => boolean,
  *   drawn: () => void,
  * }} Owner
  */
@@ -58,6 +61,7 @@ export class MapPanel {
     this.panes = []; // boxes of the grids, see map_view.js
     this.frame = 0; // id of the requested animation frame, 0 for none
     this.detailsHeight = 0; // additional height in pixels of the details while they are open
+    this.captionHeight = 0; // additional height in pixels of a message while it is open
     this.#buildMap();
     this.#buildControls();
     this.#buildElement();
@@ -91,7 +95,7 @@ export class MapPanel {
       return make("button", { type: "button", title: `${texts.colourBy} ${legend}`, dataset: { figure } }, label);
     });
     this.images = make("select", { "aria-label": texts.image, title: texts.image });
-    this.caption = new Caption();
+    this.caption = new Caption(() => this.#resizeForCaption());
     this.legend = new Legend();
     const { opacity: title } = texts;
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": title, title });
@@ -101,7 +105,9 @@ export class MapPanel {
     const scrolled = make("div", { tabindex: 0, dataset: { captureWheel: "true" } }, this.table);
     this.details = make("details", { className: "adt-map-details" }, this.sentence, scrolled);
     const text = { className: "adt-map-text", dataset: { captureWheel: "true" } };
-    this.text = make("div", text, this.line, this.details);
+    const measure = { type: "button", className: "adt-link adt-map-measure", title: texts.measureTitle };
+    this.measure = make("button", measure, texts.measure);
+    this.text = make("div", text, make("div", {}, this.line, " ", this.measure), this.details);
   }
 
   #buildElement() {
@@ -126,6 +132,7 @@ export class MapPanel {
     this.images.onchange = () => this.showImage(Number(this.images.value));
     this.zoomInButton.onclick = () => this.#zoom(2);
     this.zoomOutButton.onclick = () => this.#zoom(0.5);
+    this.measure.onclick = () => this.owner.measure();
     this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
     this.details.ontoggle = () => this.#resizeForDetails();
     this.element.onpointerenter = () => this.compare.offer(); // other nodes may have new runs
@@ -435,6 +442,7 @@ export class MapPanel {
     this.legend.show(figure, ends, isPending);
     const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null);
     setText(this.line, runs.map(line).join("\n") || texts.empty);
+    this.measure.hidden = run?.state !== "done" || run.plain || !this.owner.canMeasure();
     this.refreshCaption();
     const keys = run ? texts.keys(texts.figures[figure][0], run.rows, run.columns) : texts.noRun;
     this.canvas.setAttribute("aria-label", keys);
@@ -477,12 +485,26 @@ export class MapPanel {
     this.table.replaceChildren(...rows.map(row));
   }
 
+  /** Make the node higher while a long message is open, so that the map keeps its size. */
+  #resizeForCaption() {
+    const height = this.caption.addedHeight;
+    const added = height - this.captionHeight;
+    this.captionHeight = height;
+    if (added) this.#grow(added);
+  }
+
+  #grow(pixels) {
+    this.element.style.setProperty("--adt-added", `${this.captionHeight + this.detailsHeight}px`);
+    this.owner.grow(pixels);
+  }
+
   /** Make the node higher while the details are open, so that the map keeps its size. */
   #resizeForDetails() {
     this.draw();
     const { open } = this.details;
     const height = open ? this.text.offsetHeight - parseFloat(getComputedStyle(this.text).minHeight) : 0;
-    this.owner.grow(height - this.detailsHeight);
+    const added = height - this.detailsHeight;
     this.detailsHeight = height;
+    this.#grow(added);
   }
 }

@@ -5,10 +5,12 @@
  * A run is one decoding of a batch of images, see map_model.js.
  */
 
+import { compareWithPlain } from "./added_nodes.js";
 import {
   addElement,
   comparedNodes,
   executionIds,
+  findWidget,
   fitNode,
   forwardWheelAndPan,
   isEditable,
@@ -20,6 +22,7 @@ import {
   redrawNode,
   refreshWidgets,
   removePreview,
+  runNodes,
   runsItself,
   setHeight,
   setHidden,
@@ -48,7 +51,7 @@ const PREVIOUS = "previous"; // id of the previous run in this list
 // In pixels:
 const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
-const MESSAGE_HEIGHT = 66; // before the first run, with a message of the server
+const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
 const MIN_HEIGHT = 398; // with a run
 const SECOND_RUN_HEIGHT = 30; // additional text of a second run
 
@@ -76,8 +79,9 @@ export class NodeMap {
   }
 
   #minHeight() {
-    if (!this.run) return this.panel.caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT;
-    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + this.panel.detailsHeight;
+    const { caption, captionHeight, detailsHeight } = this.panel;
+    if (!this.run) return (caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT) + captionHeight;
+    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + captionHeight + detailsHeight;
   }
 
   /** Show the map on its node, or hide it. */
@@ -274,6 +278,17 @@ export class NodeMap {
   /** A sentence on why the node does not run (muted or bypassed), or "". */
   get off() {
     return own(texts.off, this.node.mode) ?? "";
+  }
+
+  canMeasure() {
+    return this.node.comfyClass === "ADTTreeSampler";
+  }
+
+  /** Compare the node with one without drafts, for the seed of the shown run. */
+  measure() {
+    const [compare, preview] = compareWithPlain(this.node);
+    findWidget(compare, "seed").value = parse(this.run.seed, "number");
+    runNodes([preview]);
   }
 
   drawn() {

@@ -3,7 +3,7 @@
  *
  * This line replaces ComfyUI's own line of progress. ComfyUI's line is cut off on the canvas, covers the node below in
  * Nodes 2.0, and is removed at different times in different versions. This pack's line is above the map if the node has
- * one, and otherwise at the bottom of the node, with a fixed height. It is removed when the node runs again.
+ * one, and otherwise at the bottom of the node (line.js). It is removed when the node runs again.
  */
 
 import {
@@ -23,23 +23,24 @@ import {
   textPreview,
 } from "./comfy.js";
 import { make } from "./elements.js";
+import { Line } from "./line.js";
 import { translate } from "./messages.js";
 import { maps } from "./node_map.js";
 
 const WIDGET = "adt_tree_line";
-const HEIGHT = 32; // pixels, for two lines
+const HEIGHT = 32; // minimum height in pixels, for two lines
 const MARGIN = 6; // pixels
 
 /**
  * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
  * the line is also shown after the run.
  *
- * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Line
+ * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Shown
  */
 
-/** @type {Map<string, Line>} */
+/** @type {Map<string, Shown>} */
 const announced = new Map(); // execution id -> line of this pack, which the server sends before ComfyUI's message
-/** @type {Map<string, Line>} */
+/** @type {Map<string, Shown>} */
 const lines = new Map(); // execution id -> last line under the node
 let workflow; // the workflow that was open when the last run began
 
@@ -51,22 +52,31 @@ function write(node, text) {
   const map = maps.get(node);
   map?.showMessage(text);
   const isAboveMap = map && !map.widget.hidden;
-  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).element.textContent = text;
+  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.text = text;
   else removeLine(node);
 }
 
 function addLine(node) {
   holdTextBoxes(node);
-  const properties = { className: "adt-line adt-line-below", role: "status", dataset: { captureWheel: "true" } };
-  const element = make("div", properties);
+  const line = new Line(() => fitLine(node, widget));
+  const element = make("div", { className: "adt-line-below", dataset: { captureWheel: "true" } }, line.element);
   forwardWheelAndPan(element);
-  const height = () => HEIGHT + 2 * MARGIN;
-  const options = { margin: MARGIN, getMinHeight: height, getMaxHeight: height, getValue: () => element.textContent };
-  const widget = addElement(node, WIDGET, "ADT_TREE_LINE", element, options);
-  const before = node.size[1];
-  fitHeight(node);
-  widget.heights = { before, after: node.size[1] };
+  const height = () => Math.max(line.element.offsetHeight, HEIGHT) + 2 * MARGIN;
+  const options = { margin: MARGIN, getMinHeight: height, getMaxHeight: height, getValue: () => line.text };
+  const widget = /** @type {any} */ (addElement(node, WIDGET, "ADT_TREE_LINE", element, options));
+  widget.line = line;
+  widget.heights = { before: node.size[1], after: node.size[1] };
+  fitLine(node, widget);
   return widget;
+}
+
+/** Make the node as high as the line needs, unless the user has changed its height. */
+function fitLine(node, widget) {
+  const { heights } = widget;
+  if (node.size[1] === heights.after) setHeight(node, heights.before);
+  fitHeight(node);
+  heights.after = node.size[1];
+  redrawNode(node);
 }
 
 /** Keep the height of a node's text boxes. Otherwise Nodes 2.0 would give half of their height to the line. */
@@ -79,13 +89,14 @@ function holdTextBoxes(node) {
 function removeLine(node) {
   const widget = findWidget(node, WIDGET);
   if (!widget) return;
+  widget.line.observer.disconnect();
   removeWidget(node, widget);
   for (const box of textBoxes(node)) box.style.minHeight = "";
   if (node.size[1] === widget.heights.after) setHeight(node, widget.heights.before);
   redrawNode(node);
 }
 
-/** The announced line with this text. If there is none, for example for other packs, a plain line. @returns {Line} */
+/** The announced line with this text. If there is none, for example for other packs, a plain line. @returns {Shown} */
 function lineOf(id, text) {
   const line = announced.get(id);
   return line?.text === text ? line : { text, parts: [{ text }], is_lasting: true };
@@ -100,7 +111,7 @@ function receive({ nodeId, text }) {
   else if (textPreview(node)) textPreview(node).value = translate(line.parts);
 }
 
-/** Remove lines. @param {(id: string, line: Line) => boolean} isRemoved */
+/** Remove lines. @param {(id: string, line: Shown) => boolean} isRemoved */
 function clear(isRemoved) {
   for (const [id, line] of [...lines]) {
     if (!isRemoved(id, line)) continue;

@@ -1,39 +1,74 @@
-/** Text box on a node that shows the text that the node returns, such as the report of ADT-Tree Check. */
+/** Box on a node that shows the text that the node returns, such as the report of ADT-Tree Check. */
 
 import {
   addElement,
   callAfter,
+  executionIds,
   findWidget,
   fitNode,
+  forwardWheelAndPan,
   nodeAt,
+  nodesOf,
+  openWorkflow,
   refreshWidgets,
   registerExtension,
   setHidden,
 } from "./comfy.js";
 import { make } from "./elements.js";
+import { render } from "./markdown.js";
 
 const NODES = new Set(["ADTTreeCheck", "ADTTreeBenchmark"]);
 const WIDGET = "result_text";
 const WIDTH = 600; // minimum width in pixels of a node that shows a text
 const HEIGHT = 340; // minimum height in pixels of the text
+const STORAGE = "adt_tree.reports"; // key of the session storage: texts by workflow and node
+const MOST = 16; // maximum number of stored texts
 
 function add(node) {
-  const element = make("textarea", { className: "adt-result", readonly: "", spellcheck: "false", hidden: "" });
+  const element = make("div", { className: "adt-result", hidden: "", tabindex: 0, dataset: { captureWheel: "true" } });
+  forwardWheelAndPan(element);
   const getMinHeight = () => (element.hidden ? 0 : HEIGHT);
   setHidden(addElement(node, WIDGET, "ADT_TREE_TEXT", element, { getMinHeight }), true);
 }
 
-/** Show the text of a node's output, if it has one. */
-function show(node, output) {
+/** Show a text on a node. */
+function write(node, text) {
   const widget = findWidget(node, WIDGET);
-  const text = [output?.text ?? []].flat().join("\n");
-  if (!widget || !text) return;
-  widget.element.value = text;
+  if (!widget) return;
+  widget.element.replaceChildren(...render(text));
   if (!widget.element.hidden) return;
   widget.element.hidden = false;
   setHidden(widget, false);
   refreshWidgets(node, widget);
   fitNode(node, [WIDTH, 0]);
+}
+
+/** Show and store the text of a node's output, if it has one. */
+function show(node, output) {
+  const text = [output?.text ?? []].flat().join("\n");
+  if (!text || !NODES.has(node?.comfyClass)) return;
+  write(node, text);
+  const all = stored();
+  const key = keyOf(node);
+  delete all[key]; // so that it becomes the newest
+  const kept = Object.fromEntries(Object.entries({ ...all, [key]: text }).slice(-MOST));
+  try {
+    sessionStorage.setItem(STORAGE, JSON.stringify(kept));
+  } catch {
+    sessionStorage.removeItem(STORAGE); // the storage is full
+  }
+}
+
+function keyOf(node) {
+  return `${openWorkflow()} ${executionIds(node)[0]}`;
+}
+
+function stored() {
+  try {
+    return JSON.parse(sessionStorage.getItem(STORAGE) ?? "{}");
+  } catch {
+    return {};
+  }
 }
 
 registerExtension({
@@ -45,7 +80,15 @@ registerExtension({
     callAfter(node, "onExecuted", (output) => show(node, output));
   },
 
-  /** Show the texts again after ComfyUI has restored the outputs of a workflow. */
+  /** Show the texts again after ComfyUI has created the nodes again, for example after "undo" or a reload. */
+  afterConfigureGraph() {
+    const all = stored();
+    for (const node of nodesOf()) {
+      const text = NODES.has(node.comfyClass) && all[keyOf(node)];
+      if (text) write(node, text);
+    }
+  },
+
   onNodeOutputsUpdated(outputs) {
     for (const [id, output] of Object.entries(outputs)) show(nodeAt(id), output);
   },

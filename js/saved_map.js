@@ -62,6 +62,7 @@ export function checkMap(saved, budget) {
     ends: ends ? 1 : 0,
     small: before,
     start: count(start ?? 0, 0, longest - 1),
+    speedup: Math.min(Math.max(Number(saved.speedup) || 0, 0), LARGEST),
     prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST),
     part: count(part ?? 0, 0, 1),
     parts: count(parts ?? 1, 1, 2),

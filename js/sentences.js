@@ -3,6 +3,7 @@
 import { contrast, regions } from "./regions.js";
 import { methodName, texts } from "./texts.js";
 
+const FASTER = 1.05; // minimum estimated speed-up that is worth telling
 const FEW = 0.1; // minimum share of passes with drafts; a run with fewer counts as a run without drafts
 
 /** The method of a run. For relaxed acceptance (LANTERN), it includes the share of replaced tokens. */
@@ -22,21 +23,26 @@ export function titleOf(run, other) {
   return run.seed === other.seed ? shortName(run) : texts.seed(shortName(run), run.seed);
 }
 
-/** One line with a run's measurements. If `other` ran under the same conditions, also the speed-up over `other`. */
+/**
+ * One line about a run: during the run its progress and rate, after it how much faster it was than without drafts. If
+ * `other` ran under the same conditions, the speed-up over `other`.
+ */
 export function summary(run, other = null) {
-  const { done, total, rate, tau, seconds } = run.figures();
-  const parts = [drafting(run, tau), texts.rate(rate.toFixed(rate < 10 ? 1 : 0))];
+  const { done, total, rate, seconds } = run.figures();
+  if (run.state !== "done") {
+    const progress = texts.progress(done, total) + (run.state === "stopped" ? texts.stopped : "");
+    return [progress, texts.rate(rate.toFixed(rate < 10 ? 1 : 0))].join(" · ");
+  }
   const faster = run.against(other);
-  if (faster) parts.push((faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2)));
-  const progress = texts.progress(done, total) + (run.state === "stopped" ? texts.stopped : "");
-  parts.push(run.state === "done" ? texts.finished(total, seconds.toFixed(1)) : progress);
-  return parts.join(" · ");
+  const measured = faster && (faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2));
+  return [measured ?? headline(run), texts.finished(total, seconds.toFixed(1))].join(" · ");
 }
 
-function drafting(run, tau) {
+function headline(run) {
   if (run.plain) return texts.plain;
   if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
-  return texts.tau(tau.toFixed(2));
+  const image = run.lantern ? texts.changedImage : texts.sameImage;
+  return run.speedup > FASTER ? texts.faster(run.speedup.toFixed(1), image) : image;
 }
 
 /** Whether Auto stopped drafting because drafts would not make the run faster. */
@@ -73,7 +79,10 @@ export function numbers(run, image) {
   if (!records.length) return [];
   const sum = (name) => records.reduce((total, record) => total + record[name], 0);
   const speed = ({ region, mean, rounds }) => [texts.thirds[region], texts.meanOf(mean.toFixed(2), rounds)];
+  const { rate, tau } = run.figures();
   return [
+    [texts.counts.tau, tau.toFixed(2)],
+    [texts.counts.rate, rate.toFixed(1)],
     ...regions(run, image).map(speed),
     [texts.counts.rounds, records.length],
     [texts.counts.drafts, sum("drafts")],

@@ -2,7 +2,7 @@
 
 import { callAfter, findWidget, fitNode, isOurs, registerExtension, shrinkNode } from "./comfy.js";
 
-const WIDTH = 225; // minimum width in pixels, as in Nodes 2.0; the titles of narrower nodes would be cut
+const WIDTH = 250; // minimum width in pixels; the titles of narrower nodes would be cut in canvas mode
 
 registerExtension({
   name: "adttree.sizes",

@@ -48,8 +48,21 @@ _NEUTRAL = (
     "toy weather white"
 )
 """Words of names that identify no object or background by themselves, for example "of" in "cup of coffee"."""
-_FRAMING = "photo photograph picture image painting drawing illustration sketch scene view beautiful"
-"""Words outside the vocabulary that are common in prompts and harmless. The node doesn't warn about these words."""
+_SILENT = (
+    "photo photograph picture image painting drawing illustration sketch scene view beautiful portrait art "
+    "artwork style some any my your his her its our their you we he she they which who where while as if so too "
+    "very really quite just only please could would can show make create generate draw paint give want let us "
+    "into onto through between among around below beneath beyond towards up down out off away here then but or "
+    "not no without inside outside top bottom corner foreground close each other both stands stand standing lies "
+    "lie lying sits sit sitting floats float floating flies fly flying parked hangs hanging rests resting goes go "
+    "going rises rising sets shines shining glows glowing surrounded filled placed has have having was were be "
+    "been being riding holding wearing small big large little tiny huge giant tall short old new young ancient "
+    "modern lovely pretty cozy cosy nice cute lonely empty quiet peaceful bright warm light soft colorful "
+    "colourful vibrant vivid potted leafy single lone classic vintage traditional typical simple masterpiece "
+    "detailed highly ultra hyper realistic photorealistic quality best high resolution hd cinematic lighting "
+    "professional stunning amazing digital render sharp focus"
+)
+"""Words outside the vocabulary that are common in prompts and name nothing visible. The node doesn't report them."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ def known_words() -> dict[str, list[str]]:
     objects = {_noun(name) for name in _object_names()} | {f"{noun}s" for noun in SINGULAR_ONLY}
     plain = {*_NEUTRAL.split(), *_words_of(_names(COLOUR_NAMES))}
     scenery = _words_of(naming_phrases()) - objects - plain
-    others = {*vocabulary()[1:], *_FRAMING.split()} - objects - scenery
+    others = {*vocabulary()[1:], *_SILENT.split()} - objects - scenery
     return {"things": sorted(objects), "scenery": sorted(scenery), "others": sorted(others)}
 
 

@@ -176,9 +176,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
         batch = BatchFolder(pipeline, folder, metadata(cls.hidden))
         made, missed = _make(batch, run, items, batch_size, cls.hidden.unique_id)
         unknown = domain_warning(model.target, [item.prompt for item in items])
-        if remarks := join((news(items, left_out), *run.notes, missed, unknown)):
+        if remarks := join((unknown, *run.notes, missed, news(items, left_out))):
             where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
-            tell(join((where, remarks)))  # joined, because a node shows only one line at a time
+            tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         rows = [_row(item, picture, pipeline.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in pipeline.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])

@@ -6,7 +6,6 @@ from comfy_api.v0_0_2 import io, ui
 
 from ..adt_core.app.doctor import diagnose
 from ..adt_core.app.doctor import prepare as prepare_diagnosis
-from ..adt_core.messages import message
 from .clip_and_vae import text_encoder
 from .comfy_runtime import Progress, check_cancelled
 from .sampling import prepare
@@ -60,7 +59,7 @@ class ADTTreeCheck(io.ComfyNode):
         with text_encoder(model):
             subject = prepare_diagnosis(run.pipeline, check_cancelled, progress)
         with run.loaded(memory_required=subject.memory_required(model.patcher.load_device)):
-            page = diagnose(subject)
+            report = diagnose(subject)
         bar.update(_PARTS)
-        bar.say(message("check.done"), is_lasting=True)
-        return io.NodeOutput(page, ui=ui.PreviewText(page))
+        bar.say(report.verdict, is_lasting=True)
+        return io.NodeOutput(report.page, ui=ui.PreviewText(report.page))

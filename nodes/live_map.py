@@ -94,7 +94,8 @@ class LiveMap:
             thumbnails.pop()
         data = pack(self._trace.rounds)
         own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
-        return {**self._header(), **own}
+        speedup = self._trace.speedup and round(self._trace.speedup, 2)
+        return {**self._header(), **own, "speedup": speedup}
 
     def small(self, whole: dict) -> dict:
         """Return a copy of a finished map of limited size, for image files."""

@@ -126,7 +126,7 @@ class Run:
 
     def tell_remarks(self, decoding: Decoding) -> None:
         """Show remarks on the settings, the prompt, the image size and the device after a decoding."""
-        if remarks := join((*self.notes, decoding.exact.remark, domain_warning(self.model.target, [self.prompt]))):
+        if remarks := join((domain_warning(self.model.target, [self.prompt]), *self.notes, decoding.exact.remark)):
             tell(remarks)
 
 

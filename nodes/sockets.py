@@ -150,7 +150,8 @@ def with_warning(node: type[io.ComfyNode], output: io.NodeOutput) -> io.NodeOutp
     prompt = getattr(hidden, "prompt", None) or {}
     given = (prompt.get(getattr(hidden, "unique_id", None)) or {}).get("inputs") or {}
     known = [plug.id for plug in node.define_schema().inputs] if given else []
-    unknown = ", ".join(shown(name) for name in given if name not in known)
+    # The page may add "control_after_generate" to a seed when it exports a workflow.
+    unknown = ", ".join(shown(name) for name in given if name not in [*known, "control_after_generate"])
     if unknown:
         warning = message("inputs.unknown", names=unknown, inputs=", ".join(known))
         tell(warning)

@@ -8,10 +8,11 @@ report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from math import exp, log
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -41,6 +42,14 @@ MAX_RUN_SECONDS = 8.0
 """Time in seconds after which the run of one method stops early."""
 MAX_SECONDS = 90.0
 """Time in seconds since the start of all measurements, after which no further method is measured."""
+MAX_TURN_SECONDS = 3.0
+"""Time in seconds that plain decoding may take in a turn of the comparison of speeds."""
+MIN_TURNS = 3
+"""Minimum number of turns in the comparison of speeds."""
+MAX_TURNS = 8
+"""Maximum number of turns in the comparison of speeds."""
+MAX_RACE_SECONDS = 30.0
+"""Time in seconds after which the comparison of speeds stops, if it had `MIN_TURNS`."""
 COPY_BYTES = 2**27
 """Size in bytes of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
 
@@ -143,6 +152,27 @@ class MethodMeasurement(NamedTuple):
         return self.tokens / self.step
 
 
+class SpeedUp(NamedTuple):
+    """Speed of a method divided by the speed of plain decoding, in decodings that took turns.
+
+    Attributes:
+        ratio: Geometric mean of all turns.
+        low: Lowest ratio of a turn.
+        high: Highest ratio of a turn.
+        turns: Number of turns. In each, every method decodes the same tokens of another image.
+        tokens: Number of tokens of the image that each method decodes in a turn.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    turns: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.1f} ({self.low:.1f} to {self.high:.1f})"
+
+
 class Diagnostics:
     """Measurements of a model on this machine. The constructor runs all of them.
 
@@ -150,6 +180,8 @@ class Diagnostics:
         subject: The model and its settings.
         runs: Two measurements per method, by the method's name. The first decodes one image. The second decodes a
             batch of two images. The second prompt of the batch is longer than the first.
+        speedups: Speed of each method but plain decoding, by the method's name. Rounds of all methods take turns, so
+            that a change in the machine's load affects all of them.
         left_out: Names of the methods that were skipped to save time.
         exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
         products: Result of the trial of float32 products (`engine.device.products`).
@@ -172,6 +204,7 @@ class Diagnostics:
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)
+        self.speedups = self._race({name: methods[name] for name in self.runs})
         self.seconds = time.monotonic() - began
 
     @property
@@ -197,6 +230,36 @@ class Diagnostics:
             bool(((run.codes[0] == plain) | (run.codes[0] < 0) | (plain < 0)).all()) for run in self.runs[name]
         )
         return single, batched
+
+    def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, SpeedUp]:
+        """Decode images with all methods in turns, and return the speed-ups over plain decoding."""
+        length = self.subject.target.length
+        tokens = max(2, min(length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.step))))
+        if self.plain.step * tokens > MAX_RUN_SECONDS or len(methods) < 2:
+            return {}
+        began = time.monotonic()
+        ratios: dict[str, list[float]] = {name: [] for name in methods if name != PLAIN}
+        for turn in range(MAX_TURNS):
+            paces = self._turn(methods, tokens, turn)
+            for name, its in ratios.items():
+                its.append(paces[name] / paces[PLAIN])
+            seconds = time.monotonic() - began
+            if turn + 1 >= MIN_TURNS and seconds * (turn + 2) / (turn + 1) > MAX_RACE_SECONDS:
+                break
+        return {
+            name: SpeedUp(exp(mean(map(log, its))), min(its), max(its), len(its), tokens)
+            for name, its in ratios.items()
+        }
+
+    def _turn(self, methods: Mapping[str, Pipeline], tokens: int, seed: int) -> dict[str, float]:
+        """Decode the first tokens of one image with every method, and return the tokens per second of each."""
+        decodings = {name: self.subject.decoding(_with_seed(method, seed)) for name, method in methods.items()}
+        with ExitStack() as stack:
+            running = {name: stack.enter_context(closing(iter(one))) for name, one in decodings.items()}
+            while any(one.done_tokens < tokens for one in decodings.values()):
+                behind = min(decodings, key=lambda name: decodings[name].done_tokens)
+                next(running[behind], None)
+        return {name: one.done_tokens / sum(r.seconds for r in one.trace.rounds) for name, one in decodings.items()}
 
     def _report(self, line: str, number: int, count: int, images: int, share: float) -> None:
         """Report progress.
@@ -236,6 +299,11 @@ class Diagnostics:
         self.exact = decoding.exact
         self.products = product_report(decoding.request)
         return _summarise(decoding, count, counter)
+
+
+def _with_seed(pipeline: Pipeline, seed: int) -> Pipeline:
+    sampling = replace(pipeline.recipe.sampling, seed=seed)
+    return replace(pipeline, recipe=replace(pipeline.recipe, sampling=sampling))
 
 
 def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeasurement:

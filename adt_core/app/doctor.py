@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from ..engine.device.products import ProductReport
 from ..errors import Check
 from ..kernels import choice
 from ..memory_limit import memory_limit
+from ..messages import Message, join, message
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.load import find_published
@@ -41,7 +42,7 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    return diagnose(prepare(Pipeline.of(complete(given, device), device)))
+    return diagnose(prepare(Pipeline.of(complete(given, device), device))).page
 
 
 def prepare(
@@ -57,9 +58,22 @@ def prepare(
     return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
-def diagnose(subject: DiagnosticSetup) -> str:
-    """Measure a loaded model and return the report in Markdown."""
+class Report(NamedTuple):
+    """Report on a model.
+
+    Attributes:
+        verdict: One line: whether the image stays the same, how much faster it is, and what to choose.
+        page: The report in Markdown. Its first line is the verdict.
+    """
+
+    verdict: Message
+    page: str
+
+
+def diagnose(subject: DiagnosticSetup) -> Report:
+    """Measure a loaded model and return the report."""
     results = Diagnostics(subject)
+    verdict = _verdict(results)
     parts = {
         "Machine": [_machine(subject)],
         "Model": _model(results),
@@ -72,7 +86,19 @@ def diagnose(subject: DiagnosticSetup) -> str:
         "For a bug report": ["```", *_block(results), "```"],
     }
     title = f"ADT-Tree {VERSION}: {subject.target.name} on this machine"
-    return "\n\n".join([title, *("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)])
+    sections = ("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)
+    return Report(verdict, "\n\n".join([f"**{verdict}**", title, *sections]))
+
+
+def _verdict(results: Diagnostics) -> Message:
+    differing = [name for name in results.runs if not all(results.is_identical(name))]
+    same = message("check.differs", methods=", ".join(differing)) if differing else message("check.same")
+    speed = results.speedups.get("auto")
+    if speed is None:
+        return join((same, message("check.too_slow")))
+    key = "check.faster" if speed.ratio >= 1 else "check.slower"
+    numbers = {name: f"{getattr(speed, name):.1f}" for name in ("ratio", "low", "high")}
+    return join((same, message(key, **numbers)))
 
 
 def _machine(subject: DiagnosticSetup) -> str:
@@ -173,13 +199,18 @@ def _methods(results: Diagnostics) -> list[str]:
     on_gpu = results.subject.device.type != "cpu"
     for name, (run, _) in results.runs.items():
         single, batched = ("the same" if same else "DIFFERS" for same in results.is_identical(name))
-        speedup = f"{run.pace / results.plain.pace:.2f}"
+        speedup = "1" if name == PLAIN else str(results.speedups.get(name, "not measured"))
         drafting = f"launches: {run.launches}, waits: {run.waits}" if on_gpu else f"{run.drafting:.0%}"
         lines.append(f"| {name} | {run.tokens:.2f} | {speedup} | {drafting} | {single} | {batched} |")
     if results.left_out:
         lines.append(f"Skipped to save time: {', '.join(results.left_out)}.")
-    count = int((results.plain.codes >= 0).sum())
-    return [*lines, f"Measured over the first {count} tokens of one image; a complete image may differ."]
+    speed = next(iter(results.speedups.values()), None)
+    if speed is None:
+        return [*lines, "The speed-ups were not measured, because this model is too slow here."]
+    length = results.subject.target.length
+    part = "complete images" if speed.tokens == length else f"the first {speed.tokens} of {length} tokens of an image"
+    note = f"Speed-up over plain decoding, with the lowest and the highest of {speed.turns} turns over {part}."
+    return [*lines, f"{note} In a turn, the rounds of all methods alternate."]
 
 
 def _identity(results: Diagnostics) -> list[str]:
@@ -218,15 +249,7 @@ def _advice(results: Diagnostics) -> list[str]:
         advice.append(f"Use a drafter network: {trained or '`train-drafter` makes one'}.")
     if on_gpu and graphs.disabled_reason(decoder):
         advice.append("CUDA graphs are off; a newer driver or PyTorch may help.")
-    if "auto" in results.runs:
-        advice.append(_speed_of_auto(results))
     return advice
-
-
-def _speed_of_auto(results: Diagnostics) -> str:
-    speedup = results.runs["auto"][0].pace / results.plain.pace
-    best = max(results.runs, key=lambda name: results.runs[name][0].pace)
-    return f"'auto' was {speedup:.2f} times as fast as plain decoding; the fastest method was {best}."
 
 
 def _block(results: Diagnostics) -> list[str]:

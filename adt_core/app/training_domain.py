@@ -9,14 +9,23 @@ from collections.abc import Sequence
 from ..messages import Message, join, message
 from ..models.target import Target, Words
 
-_MAX_PROMPTS = 3
-"""Maximum number of prompts that a warning quotes."""
-_MAX_PROMPT_LENGTH = 40
-"""Maximum number of characters of a quoted prompt."""
 _MAX_WORDS = 10
 """Maximum number of unknown words that a warning lists."""
 _MAX_WORD_LENGTH = 20
 """Maximum number of characters of a listed word."""
+_MAX_REPEATED = 3
+"""Maximum number of objects of which a warning says that too few are drawn."""
+_MAX_ADJECTIVES = 3
+"""Maximum number of words from a number to its noun, the number included, as in "two small red boats"."""
+_NUMBERS = "one two three four five six seven eight nine ten".split()
+_COUNTS = {number: fewer for fewer, number in zip(_NUMBERS, _NUMBERS[1:])}
+"""Number -> the number below it."""
+_COLLECTIVE = {"trees", "fruits"}
+"""Plurals that the bundled model draws: a forest and a bowl of fruit."""
+_HOLDERS = {"bouquet", "bowl", "vase"}
+"""Objects that are drawn with a plural, such as "vase of flowers"."""
+_MANY = {"several", "many", "few", "some", "both", "pair", "dozen", "dozens", "lots", "hundreds"}
+"""Words for an indefinite number of objects."""
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORD_PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 """Pattern of a word, which may contain digits and apostrophes."""
@@ -33,7 +42,7 @@ def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     Args:
         target: Target whose grid has the image size of the run.
     """
-    return join((_size_warning(target), _prompt_warning(target, prompts)))
+    return join((_prompt_warning(target, prompts), _size_warning(target)))
 
 
 def _size_warning(target: Target) -> str:
@@ -56,61 +65,86 @@ def _size_warning(target: Target) -> str:
 
 
 def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
-    """Return sentences about prompts that the model does not understand, and about the unknown words in these prompts.
+    """Return a sentence that lists what the model cannot draw, and one if it knows nothing that a prompt names.
 
-    The result is "" if the model understands all prompts, or if the vocabulary of the model is not known.
+    The result is "" if there is no such thing, or if the vocabulary of the model is not known.
     """
     words = target.words
-    missed = [prompt for prompt in prompts if words and not _is_understood(words, prompt)]
-    if not words or not missed:
+    if not words:
         return ""
-    distinct = list(dict.fromkeys(missed))
-    unknown = list(dict.fromkeys(word for prompt in distinct for word in _unknown(words, prompt)))
-    return join((_unknown_prompts(distinct, len(missed), len(prompts)), _unknown_words(unknown)))
+    missing = [(_unknown(words, prompt), _repeated(words, prompt)) for prompt in prompts]
+    unknown = list(dict.fromkeys(word for listed, _ in missing for word in listed))
+    repeated = list(dict.fromkeys(part for _, listed in missing for part in listed))
+    blind = sum(not _names_known(words, prompt) for prompt in prompts)
+    return join(
+        (
+            _not_drawn(unknown, repeated, sum(any(listed) for listed in missing), len(prompts)),
+            _nothing_known(blind, len(prompts)),
+        )
+    )
 
 
-def _unknown_prompts(distinct: Sequence[str], count: int, total: int) -> Message:
-    """Return the sentence about prompts that the model does not understand.
+def _not_drawn(unknown: Sequence[str], repeated: Sequence[Message], count: int, total: int) -> str:
+    """Return the sentence about unknown words and objects that are drawn too few times.
 
     Args:
-        distinct: Prompts that the model does not understand, without repetitions.
-        count: Number of prompts that the model does not understand, with repetitions.
+        unknown: Unknown words of all prompts.
+        repeated: Parts about objects; see `_repeated`.
+        count: Number of prompts with unknown words or such objects.
         total: Number of all prompts of the run.
     """
-    quoted = ", ".join(repr(_shorten(prompt, _MAX_PROMPT_LENGTH)) for prompt in distinct[:_MAX_PROMPTS])
-    if total == 1:
-        return message("prompt.unknown", prompt=quoted)
-    key = "prompts.unknown_and_others" if len(distinct) > _MAX_PROMPTS else "prompts.unknown"
-    return message(key, count=count, total=total, prompts=quoted)
-
-
-def _unknown_words(unknown: Sequence[str]) -> str:
-    if not unknown:
+    if not count:
         return ""
-    key = "prompt.unknown_words_and_others" if len(unknown) > _MAX_WORDS else "prompt.unknown_words"
-    return message(key, words=", ".join(unknown[:_MAX_WORDS]))
+    start = message("prompt.not_drawn") if total == 1 else message("prompts.not_drawn", count=count, total=total)
+    listed = ", ".join(unknown[:_MAX_WORDS])
+    things = join((listed, *repeated[:_MAX_REPEATED]), "; ")
+    is_cut = len(unknown) > _MAX_WORDS or len(repeated) > _MAX_REPEATED
+    return join((start, things, message("prompt.and_others") if is_cut else "", message("prompt.end")), "")
 
 
-def _is_understood(words: Words, prompt: str) -> bool:
-    """Return whether a model with this vocabulary understands a prompt.
+def _nothing_known(count: int, total: int) -> str:
+    """Return the sentence about `count` prompts of `total` that name nothing that the model knows, or ""."""
+    if not count:
+        return ""
+    return message("prompt.nothing_known") if total == 1 else message("prompts.nothing_known", count=count, total=total)
 
-    A prompt is understood in three cases: it names a known object, it names known scenery and has no unknown words, or
-    it is blank.
-    """
-    words_in_prompt = set(_LETTERS.findall(prompt.lower()))
-    if not prompt.strip() or not words.things.isdisjoint(words_in_prompt):
-        return True
-    return not words.scenery.isdisjoint(words_in_prompt) and not _unknown(words, prompt)
+
+def _names_known(words: Words, prompt: str) -> bool:
+    """Return whether a prompt names an object or scenery that the model knows, or is blank."""
+    return not prompt.strip() or not (words.things | words.scenery).isdisjoint(_LETTERS.findall(prompt.lower()))
 
 
 def _unknown(words: Words, prompt: str) -> list[str]:
-    """Return the words of a prompt that the vocabulary lacks, in lower case."""
+    """Return the words of a prompt that the vocabulary lacks, in lower case and without a possessive ending."""
     unknown = []
     for text in _WORD_PATTERN.findall(prompt.lower()):
         parts = [part for part in _LETTERS.findall(text) if len(part) > 1 or not part.isascii()]  # no "k" of "4k"
-        if parts and not any(part in words for part in parts):
-            unknown.append(_shorten(text, _MAX_WORD_LENGTH))
+        is_number = text in _COUNTS or text in _MANY
+        if parts and not is_number and not any(part in words for part in parts):
+            unknown.append(_shorten(re.sub("['’]s?$", "", text), _MAX_WORD_LENGTH))
     return unknown
+
+
+def _repeated(words: Words, prompt: str) -> list[Message]:
+    """Return parts such as "one of two sailboats", since a small model draws one object where a plural names several.
+
+    Plurals that belong to one object, as in "vase of flowers", have no such part.
+    """
+    texts = _WORD_PATTERN.findall(prompt.lower())
+    parts = []
+    for i, text in enumerate(texts):
+        before = texts[max(i - _MAX_ADJECTIVES, 0) : i]
+        is_part = len(before) > 1 and before[-2] in _HOLDERS and before[-1] in ("of", "with")
+        if text not in words.things or not text.endswith("s") or text in _COLLECTIVE or is_part:
+            continue
+        number = next((word for word in reversed(before) if word in _COUNTS or word.isdecimal()), "")
+        if number == "1":
+            continue
+        missing = _COUNTS.get(number) or (str(int(number) - 1) if number else "")
+        name = _shorten(text, _MAX_WORD_LENGTH)
+        some = message("prompt.fewer", missing=missing, count=number, things=name)
+        parts.append(some if number else message("prompt.single", things=name))
+    return parts
 
 
 def _shorten(text: str, length: int) -> str:

@@ -202,7 +202,7 @@ class Decoding:
         finally:
             self._queue = None
             queue.leave()
-        self._costs.learn(self.at_once)
+        self.trace.speedup = self._costs.learn(self.at_once)
 
     def _fix_conditions(self) -> None:
         self._conditions.fix(self._costs, self.at_once)

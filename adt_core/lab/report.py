@@ -16,6 +16,7 @@ import numpy as np
 
 from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
+from ..messages import Message, join, message
 from ..policies import PLAIN
 
 COLUMNS = {
@@ -121,6 +122,23 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
     return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
 
 
+def verdict(rows: list[dict], images: int) -> Message:
+    """Return a line that says whether the images stay the same, and which method was the fastest.
+
+    Args:
+        rows: Rows of `summary`.
+        images: Number of images per method.
+    """
+    drafted = [row for row in rows if row["method"] != PLAIN]
+    differing = [row["method"] for row in drafted if row["identical"] < images]
+    same = message("check.differs", methods=", ".join(differing)) if differing else message("check.same")
+    if not drafted:
+        return same
+    best = max(drafted, key=lambda row: row["speedup"])
+    numbers = {name: f"{best[column]:.1f}" for name, column in (("ratio", "speedup"), ("low", "low"), ("high", "high"))}
+    return join((same, message("benchmark.fastest", method=best["method"], **numbers)))
+
+
 def markdown(rows: list[dict], settings: dict, note: str) -> str:
     """Format a summary with its settings as Markdown.
 
@@ -133,7 +151,7 @@ def markdown(rows: list[dict], settings: dict, note: str) -> str:
     named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
     run = ", ".join(f"{key} {settings[key]}" for key in named)
     footer = f"{images} prompts, one image each. {sampling}. {run}.\n"
-    return f"{table(rows, images)}\n\n{footer}" + (f"{note}\n" if note else "")
+    return f"**{verdict(rows, images)}**\n\n{table(rows, images)}\n\n{footer}" + (f"{note}\n" if note else "")
 
 
 def write(

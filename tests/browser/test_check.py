@@ -1,5 +1,7 @@
 """Tests of the Check node on the page. The node must show its progress, and then its report."""
 
+import re
+
 import pytest
 
 HEAR = """(id) => {
@@ -11,7 +13,11 @@ HEAR = """(id) => {
   });
 }"""
 ELEMENT = "app.graph.getNodeById(id).widgets.find(({ name }) => name === 'result_text').element"
-SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Same image')"
+TITLES = f"[...{ELEMENT}.querySelectorAll('h3')].map((one) => one.innerText)"
+SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {TITLES}.includes('Same image')"
+VERDICT = (
+    r"Same image: yes\. About [\d.]+ times as fast \([\d.]+ to [\d.]+\)\. (Keep Auto|Set drafting to No drafting)\."
+)
 
 
 @pytest.mark.every_frontend
@@ -35,11 +41,22 @@ def test_check_shows_its_progress_and_report(tab, workflow):
     tab.screenshot("check")
     text, bar = tab.page.evaluate("[adtTest.text, adtTest.bar]")
     assert any(line.startswith("1 of ") and line.endswith(" methods, now auto") for line in text)
-    assert text[-1] == "Checked; the report is on this node"
+    assert re.fullmatch(VERDICT, text[-1])
     assert bar == sorted(bar) and bar[-1] == 1 and len({*bar}) > 3
-    first = tab.page.evaluate(f"(id) => {ELEMENT}.value", node)
-    assert first.splitlines()[0].endswith(": tiny on this machine")
+    first = tab.page.evaluate(f"(id) => {ELEMENT}.innerText", node)
+    assert first.splitlines()[0] == text[-1], "the verdict must be first, and without marks of Markdown"
+    assert not re.search(r"\*\*|^#|^\|", first, re.M)
+    assert tab.page.evaluate(f"(id) => {ELEMENT}.querySelectorAll('table').length", node) == 2
     assert tab.page.evaluate(f"(id) => {ELEMENT}.getBoundingClientRect().height > 100", node)
     assert tab.saved()["nodes"][-1].get("widgets_values", []) == []
     tab.run()
-    tab.page.wait_for_function(f"([id, first]) => {ELEMENT}.value !== first", arg=[node, first])
+    tab.page.wait_for_function(f"([id, first]) => {ELEMENT}.innerText !== first", arg=[node, first])
+    second = tab.page.evaluate(f"(id) => {ELEMENT}.innerText", node)
+    saved = tab.saved()
+    tab.command("Comfy.ClearWorkflow")
+    tab.load(saved)
+    tab.show(not tab.vue)
+    tab.settle()
+    tab.page.wait_for_function(f"([id, text]) => {ELEMENT}.innerText === text", arg=[node, second])
+    assert tab.page.evaluate(SHOWN, node), "the report must be there after the graph was cleared and the mode switched"
+    tab.show(not tab.vue)

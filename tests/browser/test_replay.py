@@ -9,6 +9,7 @@ import re
 import pytest
 from map_reading import done, expected, painted, point, same_colours, settled, values
 from PIL import Image
+from test_templates import CROWDED
 
 GREEN = (47, 191, 113)  # colour of an accepted draft
 ORANGE = (255, 138, 61)  # colour of a rejected draft
@@ -195,14 +196,24 @@ def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
     tab.screenshot("plain")
 
 
-def test_speed_is_shown_once_without_an_estimate_for_plain_decoding(tab, workflow):
-    """A run without a comparison must show tokens per pass and per second. It must not show an estimated speed-up."""
-    sampler = done(tab, workflow.batch(3))  # no run without drafts had this batch size
+def test_headline_says_how_much_faster_and_a_button_compares(tab, workflow):
+    """Details must have the tokens per pass. The button must run a comparison that no other node covers."""
+    sampler = done(tab, workflow.method("auto"))
     tab.map(sampler, "panel.draw()")
-    assert re.fullmatch(
-        r"[\d.]+ tokens per pass · [\d.]+ tokens/s · 432 tokens in [\d.]+ s", tab.map(sampler, "panel.line.textContent")
-    )
-    body = tab.page.evaluate("document.body.innerText")
-    assert len(re.findall(r"tokens/s|tokens a second|a second", body)) == 1
+    headline = r"(About [\d.]+ times as fast as without drafts, same|Same) image · 144 tokens in [\d.]+ s"
+    assert re.fullmatch(headline, tab.map(sampler, "panel.line.textContent"))
+    assert not re.search(r"per pass|tokens/s", tab.map(sampler, "panel.line.textContent"))
+    tab.map(sampler, "(panel.details.open = true, panel.draw())")
+    assert re.search(r"tokens per pass[\d.]+tokens per second[\d.]+", tab.map(sampler, "panel.table.textContent"))
+    seed = tab.map(sampler, "run.seed")
+    tab.widget(sampler).get_by_role("button", name="Compare", exact=True).click()
+    compare = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    tab.finished(compare)
+    assert tab.map(compare, "run.seed") == seed
+    assert re.search(r"times as fast|× as fast as B", tab.map(compare, "panel.line.textContent"))
+    tab.settle()
+    tab.screenshot("compared")
+    crowded = tab.page.evaluate(CROWDED)
+    assert not [pair for pair in crowded if any(name.startswith(("ADTTreeCompare", "PreviewImage")) for name in pair)]
     texts = tab.map(sampler, "map.node.widgets.map((w) => String(w.value)).filter((text) => /a second/.test(text))")
     assert texts == []

@@ -181,20 +181,20 @@ def test_caption_shows_seeds_of_the_map_and_the_node(tab, workflow):
 @pytest.mark.smoke
 def test_caption_reports_a_changed_prompt_and_restores_it(tab, workflow):
     sampler = done(tab, workflow)
-    caption = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    caption = tab.map(sampler, "(panel.draw(), panel.caption.own.textContent)")
     text = "map.node.getInputNode(map.node.inputs.findIndex((i) => i.name === 'positive')).widgets[0]"
     before = tab.map(sampler, f"{text}.value")
     tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == caption, (
+    assert tab.map(sampler, "panel.caption.own.textContent") == caption, (
         "the prompt may be the same, depending on the choices"
     )
     tab.map(sampler, f"({text}.value = 'another house', 0)")
     capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.firstChild.data === '{caption} The prompt has changed.'")
     tab.widget(sampler).get_by_role("button", name="Restore prompt").click()
-    tab.wait(sampler, f"panel.caption.element.textContent === '{caption}'")
+    tab.wait(sampler, f"panel.caption.own.textContent === '{caption}'")
     assert tab.map(sampler, f"{text}.value") == before
 
 

@@ -120,8 +120,8 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(run in alternation\)/);
-  assert.match(summary(b), /^no drafting · 40 tokens\/s · 8 tokens/);
+  assert.match(summary(a, b), /^1\.92× as fast as B \(run in alternation\) · 8 tokens in 0\.1 s$/);
+  assert.match(summary(b), /^no drafting · 8 tokens/);
   const [first, second] = pair({}, { node: "7" });
   assert.match(summary(first, second), /1\.92× as fast as B \(run one after the other\)/);
   for (const [one, other] of [
@@ -134,6 +134,17 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   assert.doesNotMatch(summary(...pair({}, { prompt: "q" })), /fast|plain/);
   b.state = "running";
   assert.equal(a.against(b), null);
+});
+
+test("the headline says how much faster a run was, in estimated times, and whether its image is the same", () => {
+  const done = (header) => Object.assign(made(header), { state: "done" });
+  assert.match(summary(done({ speedup: 2.21 })), /^About 2\.2 times as fast as without drafts, same image · 8 tokens/);
+  assert.match(summary(done({ speedup: 2.21, relaxed: true })), /without drafts, image slightly changed ·/);
+  assert.match(summary(done({})), /^Same image · 8 tokens/, "the speed is not known");
+  assert.match(summary(done({ speedup: 0.9 })), /^Same image ·/);
+  assert.equal(summary(made({ speedup: 2.21 })), "8 of 8 tokens · 77 tokens/s", "during the run");
+  const details = Object.fromEntries(numbers(done({}), 0));
+  assert.deepEqual([details["tokens per pass"], details["tokens per second"]], ["2.33", "76.9"]);
 });
 
 test("every name of a relaxed run has the share of replaced tokens", () => {
@@ -170,14 +181,16 @@ test("a run for which Auto stopped drafting has a sentence about it, and shows t
   const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
   assert.equal(none.figureShown("acceptance"), "moment");
-  assert.match(summary(none), /^no drafts · \d+ tokens\/s/);
+  none.state = "done";
+  assert.match(summary(none), /^no drafts · \d+ tokens/);
   assert.equal(sentence(none, 0), "Drafting would not be faster here: one token per pass.");
   const few = auto(
     Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))),
     4,
   );
   assert.equal(few.figureShown("acceptance"), "acceptance");
-  assert.match(summary(few), /^hardly any drafts · \d+ tokens\/s/);
+  few.state = "done";
+  assert.match(summary(few), /^hardly any drafts · \d+ tokens/);
   assert.equal(sentence(few, 0), "Drafting would not be faster for a batch of 4 images: mostly one token per pass.");
   const missed = auto(Array.from({ length: 15 }, (_, i) => single(i, 1)));
   assert.equal(sentence(missed, 0), "", "drafts were made, and all of them refused");
@@ -277,7 +290,8 @@ test("the map has texts in all languages of the pack, and uses English for other
   setLanguage("zh");
   assert.deepEqual(shape(texts), english);
   assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n本次前向生成 3 个 token/);
-  assert.match(summary(run), /每次前向 2\.33 个 token/);
+  run.state = "done";
+  assert.match(summary(run), /^图像相同 · 8 个 token，用时/);
   setLanguage("fr");
   assert.match(describe([null], 6, 4), /not generated yet/);
 });

@@ -265,7 +265,7 @@ def test_prompts_outside_of_the_training_data_are_reported(generate, model, is_r
     begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
     code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
     assert code == 0, err
-    assert ("drew something else for 1 of 2 prompts: 'a cat'." in out) == is_reported
+    assert ("Not drawn in 1 of 2 prompts: cat." in out) == is_reported
 
 
 def test_long_prompts_of_a_list_are_reported(generate):

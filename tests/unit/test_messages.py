@@ -25,11 +25,11 @@ def test_a_message_is_its_english_text():
 
 
 def test_joined_messages_keep_their_parts():
-    done = message("check.done")
+    done = message("check.same")
     line = join((done, "", "plain text"))
-    assert line == "Checked; the report is on this node plain text"
-    assert [part.key for part in line.parts] == ["check.done", "space", None]
-    assert [part.key for part in join((done, done), "").parts] == ["check.done", "check.done"]
+    assert line == "Same image: yes. plain text"
+    assert [part.key for part in line.parts] == ["check.same", "space", None]
+    assert [part.key for part in join((done, done), "").parts] == ["check.same", "check.same"]
     assert join(("", "")) == "" and parts_of("plain text") == (Part("plain text"),)
 
 

@@ -245,3 +245,11 @@ def test_the_script_adt_tree_runs_the_command_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         getattr(importlib.import_module(module), name)()
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("usage: adt-tree [-h]")
+
+
+def test_the_script_adt_tree_is_the_command_line(monkeypatch, capsys):
+    module, _, function = PYPROJECT["project"]["scripts"]["adt-tree"].partition(":")
+    monkeypatch.setattr(sys, "argv", ["adt-tree", "--version"])
+    with pytest.raises(SystemExit) as end:
+        getattr(importlib.import_module(module), function)()
+    assert not end.value.code and PYPROJECT["project"]["version"] in capsys.readouterr().out

@@ -16,7 +16,7 @@ from small import SMALL, TINY
 
 from adt_core.models.load import BUNDLED_SAMPLING
 
-UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+NOTHING = "This small model draws houses, boats, balloons, mugs and the like; the prompt names nothing that it knows."
 
 
 @pytest.mark.smoke
@@ -57,7 +57,12 @@ def test_saved_png_contains_its_workflow(comfy, graph):
 
 
 @pytest.mark.parametrize(
-    "text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'. Unknown words: cat."]), ("a red house", [])]
+    "text, lines",
+    [
+        ("a cat in 2024", [f"Not drawn: cat. {NOTHING}"]),
+        ("two sailboats, a lighthouse", ["Not drawn: lighthouse; one of two sailboats."]),
+        ("a red house", []),
+    ],
 )
 def test_unknown_words_are_listed_under_the_sampler(comfy, graph, text, lines):
     """The list of unknown words must appear after the run, and only for the positive prompt."""

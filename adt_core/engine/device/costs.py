@@ -80,20 +80,35 @@ class Costs:
             accepted = mean(share.accepted for share in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
-    def learn(self, batch_size: int) -> None:
+    def learn(self, batch_size: int) -> float | None:
         """Update the stored cost model of this device with the recorded rounds in which all images advanced.
 
         The other rounds, such as those at the end of a batch, have fewer images and take less time.
 
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
         relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
+
+        Returns:
+            Estimate of how many times as fast the decoding was as one without a drafter; None if costs are not known.
         """
+        speedup = self._speedup(batch_size)
         if self._is_learned:
             before = self._learned(batch_size)  # read again, because another process may have changed the file
             after = before.learn(self._rounds.get(batch_size, []))
             if after is not before:
                 profiles.save_costs(after)
         self._rounds = {}
+        return speedup
+
+    def _speedup(self, batch_size: int) -> float | None:
+        """Return the speed-up of the recorded rounds: tokens per round, divided by the mean cost of a round."""
+        rounds = self._rounds.get(batch_size, [])
+        if self.profile is None or not rounds:
+            return None
+        model = self._learned(batch_size).learn(rounds) if self._is_learned else None
+        profile = model.profile(self._request.drafting.policy.sizes) if model else self.profile
+        costs = [profile.cost(*round.size) if round.size != PLAIN_ROUND else profile.plain for round in rounds]
+        return sum(round.accepted + 1 for round in rounds) / sum(costs)
 
     def _learned(self, batch_size: int) -> CostModel:
         """Return the estimates, corrected by the costs that were learned on this device."""

@@ -145,7 +145,8 @@ def test_a_prompt_may_end_with_a_file_name(pack, text):
     assert pack.refused("ADTTreePrompts", file="my list.txt"), "a file that was chosen in the list must exist"
 
 
-UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+UNKNOWN = "Not drawn"
+NOTHING = "This small model draws houses, boats, balloons, mugs and the like"
 
 
 def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
@@ -162,13 +163,19 @@ def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
     cat = {"model": small.model, "positive": small.text("a cat")}
     assert logged("ADTTreeSampler", batch_size=1, **cat) == []
     monkeypatch.setattr(small.model.target, "words", model.target.words)
-    assert logged("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
-    assert logged("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
+    assert logged("ADTTreeSampler", batch_size=1, **cat) == [
+        f"ADT-Tree: {UNKNOWN}: cat. {NOTHING}; the prompt names nothing that it knows."
+    ]
+    assert logged("ADTTreeCompare", **cat) == [
+        f"ADT-Tree: {UNKNOWN}: cat. {NOTHING}; the prompt names nothing that it knows."
+    ]
     batch = {"model": [small.model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
     for _ in range(2):
         (last,) = logged("ADTTreeBatchSampler", **batch)
-        assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
-        assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'. Unknown words: cat, 房子.")
+        start = (
+            f"ADT-Tree: {UNKNOWN} in 2 of 3 prompts: cat, 房子. {NOTHING}; 2 of 3 prompts name nothing that it knows."
+        )
+        assert last.startswith(f"{start} The images are in output/adt_tree_batches/")
     assert logged("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
 
 
@@ -213,12 +220,12 @@ def test_duplicates_in_a_list_are_logged(pack, small, caplog):
     """Entries with the same prompt and seed must share one image and one file."""
     inputs = {"model": [small.model], "seed": [21], "folder": ["duplicates"]}
     images, *_ = pack.run("ADTTreeBatchSampler", prompts=["a cat", "a boat", "a cat"], **inputs)
-    assert last_message(caplog).endswith("1 duplicate (same prompt and seed), generated once.")
+    assert "1 duplicate (same prompt and seed), generated once." in last_message(caplog)
     assert len(images) == 3 and torch.equal(images[0], images[2])
     (folder,) = pack.base.glob("output/adt_tree_batches/duplicates-*")
     assert len([*folder.glob("*.png")]) == 2
     pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, **inputs)
-    assert last_message(caplog).endswith("2 duplicates (same prompt and seed), generated once.")
+    assert "2 duplicates (same prompt and seed), generated once." in last_message(caplog)
     caplog.clear()
     pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_mode=["increment"], **inputs)
     assert not any("duplicate" in message for message in caplog.messages)
@@ -272,7 +279,7 @@ def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind
 
     (message,) = ignored()
     remedy = "Set preset to 'custom' to use your own values."
-    assert message.endswith(f"Ignored, because preset is 'model default': guidance 9.5. {remedy}")
+    assert message.startswith(f"ADT-Tree: Ignored, because preset is 'model default': guidance 9.5. {remedy}")
     assert ignored(guidance=2.0) == ignored(preset="custom") == []
 
 

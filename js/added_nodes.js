@@ -1,0 +1,60 @@
+/** Nodes that a command adds below a sampler: a comparison with decoding without drafts, or a batch. */
+
+import { addNode, connect, copyLink, findWidget, freePlace, originOf, showNodes } from "./comfy.js";
+import { disableOverridden, OVERRIDDEN } from "./preset.js";
+
+const COPIED = ["seed", "preset", "drafting", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
+const LINKED = ["model", "drafter", "settings", "lantern"];
+const GAP = 60; // pixels between nodes
+// Space in pixels that the added nodes need, with the results of their runs:
+const COMPARED = [800, 950];
+const BATCH = [1200, 700];
+
+/** Copy values and links of one sampler to another. */
+function copyInputs(from, node) {
+  for (const name of COPIED) {
+    const own = findWidget(node, name);
+    const other = findWidget(from, name);
+    if (own && other) own.value = other.value;
+  }
+  for (const name of [...COPIED, ...LINKED]) copyLink(from, name, node);
+  findWidget(node, "control_after_generate").value = "fixed";
+  disableOverridden(node);
+}
+
+/** Add a comparison of a sampler with decoding without drafts, and return its nodes. */
+export function compareWithPlain(sampler) {
+  const at = freePlace(sampler, COMPARED, GAP);
+  const compare = addNode("ADTTreeCompare", sampler, at);
+  copyInputs(sampler, compare);
+  for (const name of ["positive", "negative"]) copyLink(sampler, name, compare);
+  copyLink(sampler, "settings", compare, "settings_a");
+  const preview = addNode("PreviewImage", sampler, [at[0] + compare.size[0] + GAP, at[1]]);
+  connect(compare, 0, preview, "images");
+  showNodes([compare, preview]);
+  return [compare, preview];
+}
+
+/** Copy the text of a sampler's prompt to an input of another node. If the text itself is linked, copy the link. */
+function copyText(sampler, name, node, own) {
+  const origin = originOf(sampler, name);
+  const text = /** @type {string | undefined} */ (origin && findWidget(origin, "text")?.value);
+  // The input "text" of ADT-Tree Prompts has one prompt per line.
+  if (text) findWidget(node, own).value = own === "text" ? text.replace(/\s*\n\s*/g, " ") : text;
+  if (origin) copyLink(origin, "text", node, own);
+}
+
+/** Add a batch with the settings of a sampler. */
+export function openBatch(sampler) {
+  const [left, top] = freePlace(sampler, BATCH, GAP);
+  const prompts = addNode("ADTTreePrompts", sampler, [left, top]);
+  copyText(sampler, "positive", prompts, "text");
+  const batch = addNode("ADTTreeBatchSampler", sampler, [left + prompts.size[0] + GAP, top]);
+  copyInputs(sampler, batch);
+  copyText(sampler, "negative", batch, "negative");
+  const collector = addNode("ADTTreeBatchReport", sampler, [left + prompts.size[0] + batch.size[0] + 2 * GAP, top]);
+  connect(prompts, 0, batch, "prompts");
+  connect(prompts, 1, batch, "ids");
+  connect(batch, 2, collector, "results");
+  showNodes([prompts, batch, collector]);
+}
