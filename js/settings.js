@@ -1,6 +1,6 @@
 /** Settings node: the list of methods has display names, and the other inputs are hidden until the user opens them. */
 
-import { findWidget, foldAdvanced, registerExtension, setLabels } from "./comfy.js";
+import { findWidget, foldAdvanced, registerExtension, setLabels, shrinkNode } from "./comfy.js";
 import { methodName } from "./texts.js";
 
 registerExtension({
@@ -10,5 +10,6 @@ registerExtension({
     if (node.comfyClass !== "ADTTreeSettings") return;
     setLabels(findWidget(node, "method"), methodName);
     foldAdvanced(node);
+    shrinkNode(node); // ComfyUI has made the node large enough for all inputs
   },
 });

@@ -22,9 +22,9 @@ CONTRASTS = """async (theme) => {
   };
   const linear = (value) => (value > 10 ? ((value / 255 + 0.055) / 1.055) ** 2.4 : value / 255 / 12.92);
   const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  return ['adt-line', 'adt-map-take', 'adt-map-caption'].map((className) => {
+  return ['adt-line', 'adt-link', 'adt-map-caption'].map((className) => {
     const text = Object.assign(document.createElement('button'), { className });
-    if (className !== 'adt-map-take') text.style.background = 'none';
+    if (className !== 'adt-link') text.style.background = 'none';
     parent.append(text);
     const lights = [pixel(getComputedStyle(text).color), backgroundOf(parent)].map(luminance).sort((a, b) => b - a);
     text.remove();
