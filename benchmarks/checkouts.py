@@ -37,6 +37,10 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 ``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
+FORMER_NAMES = {"--drafts": "--nodes"}
+"""Names of options in commits before 6fc2bf2."""
+
+
 class Checkout:
     """Process that runs the command line of a checkout. Between two calls of `run` the process is idle.
 
@@ -57,6 +61,9 @@ class Checkout:
         imported = self._receive()
         if imported != str(self._folder):
             sys.exit(f"{folder}: its process imports adt_core from {imported}; name the root of a checkout.")
+        self._renamed: dict[str, str] = {}
+        known = self.run(["generate", "--help"])
+        self._renamed = {now: before for now, before in FORMER_NAMES.items() if now not in known}
 
     def __enter__(self) -> Checkout:
         return self
@@ -74,10 +81,13 @@ class Checkout:
     def run(self, arguments: list[str]) -> str:
         """Run ``python -m adt_core`` in the checkout and return the output.
 
+        Options have the names of this commit. An older checkout gets the names that it knows.
+
         Raises:
             SystemExit: If the command fails.
         """
         assert self._process.stdin is not None
+        arguments = [self._renamed.get(word, word) for word in arguments]
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         code, output = self._receive()

@@ -89,10 +89,6 @@ RUNS = {
 """Options of ``generate`` for each run, by the name of the run."""
 
 
-FORMER_NAMES = {"--drafts": "--nodes"}
-"""Names of options in commits before 6fc2bf2."""
-
-
 class Output(NamedTuple):
     """Tokens and rounds of one run.
 
@@ -126,8 +122,6 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     }
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    known = checkout.run(["generate", "--help"])
-    options = [word if word in known else FORMER_NAMES.get(word, word) for word in options]
     checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
     tokens = _images(files["tokens"], "tokens")
     rounds = _images(files["trace"], "rounds")
