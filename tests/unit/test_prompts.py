@@ -473,7 +473,7 @@ def write_list(path, count):
 MEASURE = """
 import sys, time
 from pathlib import Path
-from adt_core.app import generation
+from adt_core.commands import generation
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
 sys.argv[2:] and __import__("pyarrow.parquet")
 def peak():

@@ -115,7 +115,7 @@ def test_trained_drafter_does_not_change_images(stocked, name):
     graph.set("ADTTreeSampler", drafting="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
     (drafted,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(drafted, plain)
-    (trained,) = {path.resolve() for path in stocked.base.parent.glob(f"*/drafters/for {name}")}
+    (trained,) = {path.resolve() for path in stocked.base.rglob(f"for {name}")}
     shutil.rmtree(trained)  # other tests read the loader's list
 
 
