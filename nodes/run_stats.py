@@ -15,7 +15,7 @@ from .sockets import TraceSocket, checked
 _PIXELS = 16  # pixels per side of a token, if no images are connected
 
 
-_MAP_IMAGE_TOOLTIPS = Tooltips(
+_MAP_TOOLTIPS = Tooltips(
     inputs={
         "trace": "The trace of an ADT-Tree Sampler.",
         "show": "The value to draw: tokens per pass (acceptance), size of the tree (depth, width), or milliseconds "
@@ -36,7 +36,7 @@ class ADTTreeMapToImage(io.ComfyNode):
         return schema(
             "ADTTreeMapToImage",
             "ADT-Tree Map to Image",
-            tooltips=_MAP_IMAGE_TOOLTIPS,
+            tooltips=_MAP_TOOLTIPS,
             description="Draws the map of a run as an image and a mask. Connect images to draw it over them.",
             search_aliases=["acceptance map", "heatmap", "trace", "接受图", "热图"],
             inputs=[
@@ -77,7 +77,7 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
     return low, max(top, low + (0.01 if show == "time" else 1.0))
 
 
-_FIGURES_TOOLTIPS = Tooltips(
+_STATS_TOOLTIPS = Tooltips(
     inputs={
         "trace": "The trace of an ADT-Tree Sampler.",
     },
@@ -94,7 +94,7 @@ class ADTTreeRunStats(io.ComfyNode):
         return schema(
             "ADTTreeRunStats",
             "ADT-Tree Run Stats",
-            tooltips=_FIGURES_TOOLTIPS,
+            tooltips=_STATS_TOOLTIPS,
             description="Shows the statistics of a run as text, and with all settings as JSON.",
             search_aliases=["statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],

@@ -47,7 +47,7 @@ def sampling_inputs() -> list[io.Input]:
 
 
 def preset_input() -> io.Input:
-    """Return the input `preset`. It is optional, because API prompts of older versions do not have it."""
+    """Return the input `preset`. API prompts may leave it out and set sampling parameters; see `prepare`."""
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
 
 

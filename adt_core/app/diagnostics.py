@@ -315,7 +315,7 @@ def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeas
     return MethodMeasurement(
         codes=decoding.codes[:, :count].clone(),
         step=median(round.seconds for round in rounds),
-        tokens=mean(share.accepted + 1 for round in rounds for share in round.images),
+        tokens=mean(record.accepted + 1 for round in rounds for record in round.images),
         drafting=sum(round.drafting for round in rounds) / sum(round.seconds for round in rounds),
         launches=counter.launches,
         waits=counter.waits,

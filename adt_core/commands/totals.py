@@ -26,7 +26,7 @@ IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitu
 def image_stats(trace: Trace, image: int) -> dict[str, float]:
     """Return the statistics of one image of a decoding."""
     report = trace.subset([image]).report()
-    mine = [round for round in trace.rounds if any(share.image == image for share in round.images)]
+    mine = [round for round in trace.rounds if any(record.image == image for record in round.images)]
     report["target_share"] = sum(1 / len(round.images) for round in mine)
     report["drafter_share"] = sum(round.drafter_forwards / len(round.images) for round in mine)
     return {name: report[name] for name in IMAGE_STATS}

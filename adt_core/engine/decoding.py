@@ -156,7 +156,7 @@ class Decoding:
         return self
 
     def warm_up(self, count: int = WARM_UP) -> None:
-        """Decode some rounds, because the first rounds are slow. Their results are not used.
+        """Decode some rounds, because the first rounds are slow. Only their costs are used, as of every decoding.
 
         Args:
             count: Number of rounds on a CPU. With CUDA graphs, all rounds are decoded, because the first round of each

@@ -74,10 +74,10 @@ class Costs:
             seconds: Duration of the round, measured with `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.drafts)
-        depths = {share.depth_asked for share in round.images}
+        depths = {record.depth_asked for record in round.images}
         size = PLAIN_ROUND if depths <= {0} else (largest.mode, largest.drafts)
         if not round.prepared and (size == PLAIN_ROUND or depths == {largest.depth}):
-            accepted = mean(share.accepted for share in round.images)
+            accepted = mean(record.accepted for record in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> float | None:
@@ -91,24 +91,16 @@ class Costs:
         Returns:
             Estimate of how many times as fast the decoding was as one without a drafter; None if costs are not known.
         """
-        speedup = self._speedup(batch_size)
+        rounds = self._rounds.get(batch_size, [])
+        profile = self.profile
         if self._is_learned:
             before = self._learned(batch_size)  # read again, because another process may have changed the file
-            after = before.learn(self._rounds.get(batch_size, []))
+            after = before.learn(rounds)
             if after is not before:
                 profiles.save_costs(after)
+            profile = after.profile(self._request.drafting.policy.sizes)
         self._rounds = {}
-        return speedup
-
-    def _speedup(self, batch_size: int) -> float | None:
-        """Return the speed-up of the recorded rounds: tokens per round, divided by the mean cost of a round."""
-        rounds = self._rounds.get(batch_size, [])
-        if self.profile is None or not rounds:
-            return None
-        model = self._learned(batch_size).learn(rounds) if self._is_learned else None
-        profile = model.profile(self._request.drafting.policy.sizes) if model else self.profile
-        costs = [profile.cost(*round.size) if round.size != PLAIN_ROUND else profile.plain for round in rounds]
-        return sum(round.accepted + 1 for round in rounds) / sum(costs)
+        return _speedup(profile, rounds)
 
     def _learned(self, batch_size: int) -> CostModel:
         """Return the estimates, corrected by the costs that were learned on this device."""
@@ -125,6 +117,14 @@ class Costs:
         sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
         name = profile_name(request, self._threads)
         return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
+
+
+def _speedup(profile: CostProfile | None, rounds: Sequence[RoundResult]) -> float | None:
+    """Return the speed-up of some rounds: the number of tokens, divided by the cost in plain rounds."""
+    if profile is None or not rounds:
+        return None
+    costs = [profile.plain if round.size == PLAIN_ROUND else profile.cost(*round.size) for round in rounds]
+    return sum(round.accepted + 1 for round in rounds) / sum(costs)
 
 
 def profile_name(request: Request, threads: int) -> str:
