@@ -67,6 +67,7 @@ export async function openTemplate(name) {
   const path = [pack, `${name}.json`].map(encodeURIComponent).join("/");
   const workflow = await (await api.fetchApi(`/workflow_templates/${path}`)).json();
   await app.loadGraphData(workflow, true, true, name);
+  showAll();
 }
 
 /** The address of an image of the server. @param {Record<string, string>} file parameters of `/view` */
@@ -150,10 +151,20 @@ export function redrawNode(node) {
   node.setDirtyCanvas?.(true, true);
 }
 
-/** Select nodes and move the view to them. */
-export function showNodes(nodes) {
+/**
+ * Select nodes and move the view to an area of the canvas.
+ *
+ * @param {number[]} area left, top, width and height
+ */
+export function showNodes(nodes, area) {
   app.canvas.deselectAll();
   app.canvas.selectItems(nodes);
+  app.canvas.animateToBounds(/** @type {[number, number, number, number]} */ (area));
+}
+
+/** Move the view to all nodes. */
+function showAll() {
+  app.canvas.deselectAll();
   const fit = () => app.extensionManager.command.execute("Comfy.Canvas.FitView");
   requestAnimationFrame(() => requestAnimationFrame(fit)); // new nodes have a position only after they are drawn
 }
