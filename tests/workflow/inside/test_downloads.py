@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import comfy.model_management as mm
 import pytest
 from huggingface_hub import constants
 from small import SMALL
@@ -73,6 +74,23 @@ def test_download_happens_once(pack, hub, load, folders):
     hub.requests.clear()
     load(JANUS)
     assert hub.requests == [], "complete models need no request"
+
+
+def test_a_cancelled_download_states_what_is_kept(pack, hub, load, downloading, without_janus, monkeypatch, caplog):
+    def kept() -> int:
+        folder = pack.base / "models" / "ar_image" / JANUS
+        return sum(path.stat().st_size for path in folder.rglob(".*.adt-tree.download"))
+
+    def cancel() -> None:
+        if kept() > 100_000:
+            raise mm.InterruptProcessingException
+
+    with monkeypatch.context() as patch, pytest.raises(mm.InterruptProcessingException), caplog.at_level("INFO"):
+        patch.setattr(downloading, "check_cancelled", cancel)
+        load(JANUS)
+    assert caplog.messages[-1] == f"ADT-Tree: {kept() / 1e6:.1f} MB kept. Press Run to resume."
+    load(JANUS)
+    assert kept() == 0
 
 
 def test_all_parts_of_llamagen_and_its_drafter_are_downloaded(pack, hub, load):

@@ -3,6 +3,7 @@
 import threading
 import time
 import weakref
+from importlib import import_module
 
 import comfy.model_management as mm
 import psutil
@@ -10,19 +11,26 @@ import torch
 from aiohttp import web
 from server import PromptServer
 
+from .costs import pack
+
 routes = PromptServer.instance.routes
-own_attention = torch.nn.functional.scaled_dot_product_attention
 own_load = mm.load_models_gpu
+own_forward: list = []
 
 
 @routes.get("/probe/exhaust")
 async def exhaust(request):
-    """Make every forward pass run out of memory from now on. With ``on=0``, switch this off."""
+    """Make every forward pass of a model run out of memory from now on. With ``on=0``, switch this off."""
+    layer = import_module(f"{pack()}.adt_core.models.layers").Layer
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    torch.nn.functional.scaled_dot_product_attention = fail if request.query["on"] == "1" else own_attention
+    if request.query["on"] == "1":
+        own_forward.append(layer.forward)
+        layer.forward = fail
+    else:
+        layer.forward = own_forward.pop()
     return web.json_response({})
 
 
