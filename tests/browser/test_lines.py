@@ -75,9 +75,9 @@ ENDED = """async () => {
 
 
 @pytest.mark.every_frontend("in both modes")
-def test_an_error_is_shown_under_its_node_until_the_next_run(tab):
+def test_an_error_is_shown_under_its_node_until_the_next_run(tab, workflow):
     """ComfyUI's own message says only that a node has failed."""
-    tab.open_template(RUNNABLE[0])
+    tab.load(workflow.data)
     sampler = ask(tab, "")
     assert tab.page.evaluate(ENDED) == "execution_error"
     tab.settle()
@@ -86,6 +86,7 @@ def test_an_error_is_shown_under_its_node_until_the_next_run(tab):
     tab.page.keyboard.press("Escape")
     ask(tab, "a red house")
     assert tab.page.evaluate(ENDED) == "execution_success"
+    tab.settle()
     assert line_of(tab, sampler) == ""
 
 
