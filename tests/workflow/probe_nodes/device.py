@@ -1,5 +1,7 @@
 """Simulation of device memory: memory that runs out, and caches in addition to the weights."""
 
+import ctypes
+import gc
 import threading
 import time
 import weakref
@@ -13,6 +15,8 @@ from server import PromptServer
 
 from .costs import pack
 
+M_MMAP_THRESHOLD = -3
+"""Option of glibc's ``mallopt``: size in bytes from which a block gets its own memory, which is returned when freed."""
 routes = PromptServer.instance.routes
 own_load = mm.load_models_gpu
 own_forward: list = []
@@ -96,6 +100,20 @@ class Peak(threading.Thread):
         while self.going_on:
             self.most = max(self.most, process.memory_info().rss)
             time.sleep(0.002)
+
+
+@routes.get("/probe/return_freed")
+async def return_freed(request):
+    """Return freed memory to the system, now and from now on, so that the resident memory is the memory in use.
+
+    By default, glibc keeps freed tensors of up to 32 MiB in its heap. Often it cannot reuse this memory for tensors of
+    the same size, because it reserves some bytes more for aligned memory.
+    """
+    libc = ctypes.CDLL(None)
+    gc.collect()
+    libc.mallopt(M_MMAP_THRESHOLD, 2**20)
+    libc.malloc_trim(0)
+    return web.json_response({})
 
 
 watching: list[Peak] = []
