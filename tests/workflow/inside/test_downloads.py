@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import comfy.model_management as mm
 import pytest
 from huggingface_hub import constants
 from small import SMALL
@@ -83,9 +82,9 @@ def test_a_cancelled_download_states_what_is_kept(pack, hub, load, downloading, 
 
     def cancel() -> None:
         if kept() > 100_000:
-            raise mm.InterruptProcessingException
+            raise pack.Cancelled
 
-    with monkeypatch.context() as patch, pytest.raises(mm.InterruptProcessingException), caplog.at_level("INFO"):
+    with monkeypatch.context() as patch, pytest.raises(pack.Cancelled), caplog.at_level("INFO"):
         patch.setattr(downloading, "check_cancelled", cancel)
         load(JANUS)
     assert caplog.messages[-1] == f"ADT-Tree: {kept() / 1e6:.1f} MB kept. Press Run to resume."

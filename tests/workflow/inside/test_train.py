@@ -3,7 +3,6 @@
 import random
 import sys
 
-import comfy.model_management as mm
 import numpy as np
 import pytest
 import torch
@@ -72,9 +71,9 @@ def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
     def cancels(method: str, reached) -> None:
         def cancel(self, *done) -> None:
             if reached(*done):
-                raise mm.InterruptProcessingException
+                raise pack.Cancelled
 
-        with monkeypatch.context() as patch, pytest.raises(mm.InterruptProcessingException), caplog.at_level("INFO"):
+        with monkeypatch.context() as patch, pytest.raises(pack.Cancelled), caplog.at_level("INFO"):
             patch.setattr(module._NodeWatch, method, cancel)
             train("stopped")
 
