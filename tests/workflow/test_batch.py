@@ -64,7 +64,8 @@ def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < len(captions)
-    assert line == f"{len(kept)} of 4 images kept in output/adt_tree_batches/{folder.name}. Press Run to continue."
+    where = f"They are in output/adt_tree_batches/{folder.name}."
+    assert line == f"{len(kept)} of 4 images kept. Press Run to continue. {where}"
     comfy.run(batch.prompt)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]

@@ -96,8 +96,8 @@ def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
         line = lines_under(browser.messages, node)[-1]
     (runs,) = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl")) - others
-    folder = f"output/adt_tree_benchmark/{runs.parent.name}"
-    assert line == f"1 of 2 prompts kept in {folder}. Press Run to continue."
+    where = f"The results are in output/adt_tree_benchmark/{runs.parent.name}."
+    assert line == f"1 of 2 prompts kept. Press Run to continue. {where}"
     before = runs.read_text(encoding="utf-8").splitlines()
     assert len(before) == 2
     comfy.run(prompt)
