@@ -16,6 +16,12 @@ import { own } from "./own.js";
 /** @typedef {Graph["nodes"][number] & Record<string, any>} GraphNode */
 /** @typedef {NonNullable<GraphNode["widgets"]>[number] & Record<string, any>} Widget */
 
+/**
+ * The errors for which the server has rejected the inputs of a node.
+ *
+ * @typedef {{errors: {type: string, message: string, details: string}[]}} NodeErrors
+ */
+
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
 const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
 const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
@@ -38,6 +44,26 @@ export function listen(listeners) {
       listener(/** @type {CustomEvent} */ (message).detail),
     );
   }
+}
+
+/**
+ * Listen to prompts that the page sends, and to the errors of prompts that the server rejects. The page has no event
+ * for such errors.
+ *
+ * @param {() => void} sent called before a prompt is sent
+ * @param {(errors: Record<string, NodeErrors>) => void} answered called with the errors by execution id; {} for none
+ */
+export function onPrompt(sent, answered) {
+  const { queuePrompt } = api;
+  api.queuePrompt = async (...args) => {
+    sent();
+    const answer = queuePrompt.apply(api, args);
+    answer.then(
+      ({ node_errors }) => answered(node_errors ?? {}),
+      (error) => answered(error?.response?.node_errors ?? {}),
+    );
+    return answer;
+  };
 }
 
 /** The value of a setting, or undefined. */
