@@ -98,9 +98,9 @@ export class NodeMap {
     fitNode(this.node, [MIN_WIDTH, 0]);
   }
 
-  /** Show a message of the server above the map; "" removes it. */
-  showMessage(text) {
-    this.panel.caption.message = text;
+  /** Show a message of the server above the map; "" removes it. `level` is its `Level`, see progress_text.js. */
+  showMessage(text, level) {
+    this.panel.caption.line.show(text, level);
     if (text && !this.run && !this.widget.hidden) this.fit();
   }
 

@@ -152,20 +152,21 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
-def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True, is_error: bool = False) -> None:
+def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:
     """Show a line of text under the running node and in the log, without line breaks.
 
     Args:
+        level: `logging.INFO`, `WARNING` or `ERROR`, which sets the colour of the line. The page shows an error instead
+            of the error that the node raises next.
         is_lasting: Whether the page shows the line after the run.
-        is_error: Whether the page shows the line instead of the error that the node raises next.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
     node_id = PromptServer.instance.last_node_id if watched() is not None else None
     if node_id is not None:
-        _show_line(node_id, text, is_lasting, is_error)
+        _show_line(node_id, text, level, is_lasting)
 
 
-def _show_line(node_id: str, text: str, is_lasting: bool, is_error: bool = False) -> None:
+def _show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     """Show a line of text under a node, in the tab that queued the prompt.
 
     ComfyUI shows the English text. js/progress_text.js replaces it by a translation of the message's parts.
@@ -175,7 +176,8 @@ def _show_line(node_id: str, text: str, is_lasting: bool, is_error: bool = False
         return
     line = one_line(text)
     parts = [part._asdict() for part in parts_of(text)]
-    detail = {"node": node_id, "text": line, "parts": parts, "is_lasting": is_lasting, "is_error": is_error}
+    name = logging.getLevelName(level).lower()
+    detail = {"node": node_id, "text": line, "parts": parts, "level": name, "is_lasting": is_lasting}
     PromptServer.instance.send_sync(_LINE_EVENT, detail, tab)
     PromptServer.instance.send_progress_text(line, node_id, tab)
 
@@ -323,4 +325,4 @@ class Progress:
         Args:
             is_lasting: Whether the page shows the line after the run.
         """
-        _show_line(self._node_id, text, is_lasting)
+        _show_line(self._node_id, text, logging.INFO, is_lasting)
