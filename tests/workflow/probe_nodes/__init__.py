@@ -211,12 +211,12 @@ async def trim(request):
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
     """Turn a failure of previews and map images on or off."""
-    sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "clip_and_vae"))
+    previews, images = (sys.modules[f"{pack()}.adt_core.app.{name}"] for name in ("previews", "images"))
 
     def fail(_):
         raise MemoryError("not enough memory for an image")
 
-    sampling.to_picture = fail if request.query["fail"] == "1" else stock.to_picture
+    previews.to_uint8 = fail if request.query["fail"] == "1" else images.to_uint8
     return web.json_response({})
 
 

@@ -1,0 +1,170 @@
+"""Previews of images that are being generated: what they show, and when they are made.
+
+A preview shows the complete rows of image tokens of an image. It costs a pass through the image codec.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..engine.decoding import Decoding
+from ..engine.device.threads import limit_threads
+from ..errors import Check
+from .images import to_uint8
+
+BLANK = (22, 24, 29)
+"""Colour of rows that are not complete. The acceptance map has the same background (js/map_view.js)."""
+_MIRRORED = 2
+"""Number of rows below the complete rows, which a preview decodes but does not show.
+
+They mirror the last complete rows. A codec darkens the border of the area that it decodes. Its group norms also depend
+on the complete area. In previews of the bundled model, the error of the colours is a third smaller with two rows.
+"""
+
+
+class PreviewSchedule:
+    """Decides when a run makes its next preview.
+
+    A preview is due if all three conditions hold:
+
+    - Row: more rows of image tokens are complete than at the last preview.
+    - Second: at least one second has passed since the last preview, or since the start of the run.
+    - Budget: the previews so far have used at most 5 % of the time so far. With this preview, they will have used at
+      most 5 % of the time that the run takes at its current rate. The time of a preview is estimated from the last one,
+      in proportion to the rows.
+
+    The time of the first preview is unknown, so its budget is not checked. It is made early, when few rows are
+    complete, and so costs only a small part of a pass through the codec. If it was expensive, it delays the others
+    until the run has compensated for it. Therefore, previews use at most 5 % of the time of any run that is long
+    enough for more than one.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    SECONDS = 1.0
+    SHARE = 0.05
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._began = clock()
+        self._last = self._began
+        self._rows = 0  # of the last preview
+        self._cost = 0.0  # seconds of the last preview
+        self._spent = 0.0  # seconds of all previews
+
+    def is_due(self, rows: int, done: float) -> bool:
+        """Return whether to make a preview now.
+
+        Args:
+            rows: Number of complete rows, over all images of the run.
+            done: Finished share of the run, 0 to 1.
+        """
+        now = self._clock()
+        if rows <= self._rows or now - self._last < self.SECONDS:
+            return False
+        budget = self.SHARE * (now - self._began)
+        expected = self._cost * rows / max(self._rows, 1)
+        return self._spent <= budget and (self._spent + expected) * done <= budget
+
+    @contextmanager
+    def measured(self, rows: int) -> Iterator[None]:
+        """Measure the `with` block, which makes a preview of `rows` complete rows."""
+        began = self._clock()
+        yield
+        self._last = self._clock()
+        self._cost = self._last - began
+        self._spent += self._cost
+        self._rows = rows
+
+
+class Previews:
+    """Previews of all images of decodings that run side by side.
+
+    Attributes:
+        side: Maximum length of a preview's longer side in pixels.
+
+    Args:
+        decodings: Decodings of the same target.
+        check: Called before every layer of the codec. It may raise an exception to cancel.
+    """
+
+    def __init__(self, decodings: Sequence[Decoding], side: int, check: Check | None = None):
+        self.side = side
+        self._check = check
+        self._images = [(decoding, image) for decoding in decodings for image in range(decoding.images)]
+        self._made: dict[int, tuple[int, Image.Image]] = {}  # position in `_images` -> complete rows, image
+
+    def rows(self) -> int:
+        """Return the number of complete rows of all images together."""
+        return sum(complete_rows(*one) for one in self._images)
+
+    def picture(self, position: int) -> Image.Image:
+        """Return the preview of one image. It is decoded only if one more row is complete than at the last call."""
+        decoding, image = self._images[position]
+        rows = complete_rows(decoding, image)
+        before, made = self._made.get(position, (-1, None))
+        if made is None or before != rows:
+            made = preview(decoding, image, self._check)
+            made.thumbnail((self.side, self.side))
+            self._made[position] = rows, made
+        return made
+
+    def sheet(self) -> Image.Image:
+        """Return the previews of all images: one image, or a sheet of equal tiles in `columns_of` columns.
+
+        js/images.js divides the sheet into its tiles.
+        """
+        if len(self._images) == 1:
+            return self.picture(0)
+        pictures = [self.picture(position) for position in range(len(self._images))]
+        columns = columns_of(len(pictures))
+        width, height = max(picture.size for picture in pictures)
+        scale = min(1.0, self.side / (columns * max(width, height)))
+        tile = max(1, round(scale * width)), max(1, round(scale * height))
+        sheet = Image.new("RGB", (columns * tile[0], math.ceil(len(pictures) / columns) * tile[1]), BLANK)
+        for position, picture in enumerate(pictures):
+            place = position % columns * tile[0], position // columns * tile[1]
+            sheet.paste(picture.resize(tile, reducing_gap=2.0), place)
+        return sheet
+
+
+def columns_of(count: int) -> int:
+    """Return the number of columns of a sheet of `count` images, as many as rows or one more."""
+    return math.ceil(math.sqrt(count))
+
+
+def complete_rows(decoding: Decoding, image: int) -> int:
+    """Return the number of complete rows of an image, with the rows of the small image that precedes it."""
+    return sum(int((codes >= 0).all(1).sum()) for codes in _grids(decoding, image))
+
+
+def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image.Image:
+    """Decode the complete rows of an image, or those of the small image that precedes it. Other rows are `BLANK`."""
+    grids = _grids(decoding, image)
+    started = [codes for codes in grids if (codes >= 0).all(1).any()]
+    codes = started[-1] if started else grids[-1]
+    rows = int((codes >= 0).all(1).sum())
+    side = decoding.target.downsample
+    whole = Image.new("RGB", (codes.shape[1] * side, codes.shape[0] * side), BLANK)
+    if rows:
+        shown = codes[:rows]
+        decoded = torch.cat([shown, shown[-_MIRRORED:].flip(0)])[: len(codes)]
+        with torch.inference_mode(), limit_threads(decoding.threads.count):
+            pixels = decoding.target.pixels(decoded[None], check)[0, :, : rows * side]
+        whole.paste(Image.fromarray(to_uint8(pixels)))
+    return whole
+
+
+def _grids(decoding: Decoding, image: int) -> list[Tensor]:
+    """Return the codes [rows, columns] of the small image that precedes an image, if there is one, and of the image."""
+    codes = decoding.codes[[image]]
+    target = decoding.target
+    return [*([target.small(codes)[0]] if decoding.trace.lead_length else []), target.cells(codes)[0]]
