@@ -14,7 +14,7 @@ BLANK = 22, 24, 29
 
 @pytest.fixture
 def clock(pack, monkeypatch):
-    """Clock of progress and previews. It advances by `round` seconds in a round, and by `codec` in a pass through it."""
+    """Clock of progress and previews. It advances by `round` seconds per round, and `codec` seconds per decoded image."""
     clock = SimpleNamespace(now=0.0, round=1.0, codec=0.0, passes=0)
     clock.monotonic = lambda: clock.now
     core = pack.package(".adt_core.app.previews")
@@ -80,7 +80,7 @@ def test_rows_are_shown_once_per_second_if_they_take_less(small, clock, sent):
 
 
 def test_slow_codec_gives_fewer_previews(small, clock, sent):
-    """A row takes 8 s, and a preview 1 s. The second one is made after 20 s, and a third one would exceed the budget."""
+    """A row takes 8 s, and a preview 1 s. The second one is made after 20 s. A third one would exceed the budget."""
     clock.codec = 1.0
     sample(small)
     assert [rows_of(picture) for _, picture, _ in sent] == [1, 2, ROWS]
