@@ -39,7 +39,7 @@ function fetched(run, address, redraw) {
 /**
  * Store a live preview from the server: a sheet with the images of all runs, see `Previews` in previews.py.
  *
- * @param {object[]} runs the runs that have begun, in the order of the sheet
+ * @param {import("./map_model.js").Run[]} runs the runs that have begun, in the order of the sheet
  * @param {number} abreast number of runs in the sheet
  */
 export async function showPreviews(runs, abreast, blob, redraw) {

@@ -14,7 +14,7 @@ BLANK = 22, 24, 29
 
 @pytest.fixture
 def clock(pack, monkeypatch):
-    """Clock of progress and previews. It advances by `round` seconds per round, and `codec` seconds per decoded image."""
+    """Clock of previews. It advances by `round` seconds per round, and by `codec` seconds per decoded image."""
     clock = SimpleNamespace(now=0.0, round=1.0, codec=0.0, passes=0)
     clock.monotonic = lambda: clock.now
     core = pack.package(".adt_core.app.previews")

@@ -1,9 +1,11 @@
 """Nodes of another pack for the tests: a foreign model and prompt, a reader of traces, and reports about memory."""
 
 import ctypes
+import functools
 import gc
 import json
 import sys
+import time
 import weakref
 
 import comfy.model_base
@@ -217,6 +219,22 @@ async def pictures(request):
         raise MemoryError("not enough memory for an image")
 
     previews.to_uint8 = fail if request.query["fail"] == "1" else images.to_uint8
+    return web.json_response({})
+
+
+@PromptServer.instance.routes.get("/probe/pace")
+async def pace(request):
+    """Let samplers pause for some seconds after each round; 0 for no pause."""
+    live_map = sys.modules[f"{pack()}.nodes.live_map"].LiveMap
+    update = getattr(live_map.update, "__wrapped__", live_map.update)
+    seconds = float(request.query["seconds"])
+
+    @functools.wraps(update)
+    def paced(self):
+        time.sleep(seconds)
+        update(self)
+
+    live_map.update = paced if seconds else update
     return web.json_response({})
 
 
