@@ -271,7 +271,8 @@ class Progress:
         total: Value of the argument `done` of `update` at the end of the run.
         preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
             previews.
-        rows: Function that returns the number of complete rows of image tokens (default: `done`).
+        share: Function that returns the share of the complete run that a preview would show (default: `done` of
+            `total`).
     """
 
     _BAR = 0.1  # seconds between updates
@@ -281,15 +282,14 @@ class Progress:
         total: int,
         node_id: str,
         preview: Callable[[], Image.Image | None] | None,
-        rows: Callable[[], int] | None = None,
+        share: Callable[[], float] | None = None,
     ):
         self.total = total
         self._node_id = node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._start: int | None = None
         self._preview = preview if wants_previews() else None
-        self._rows = rows
+        self._share = share
         self._schedule = PreviewSchedule()
 
     def update(self, done: int, text: str = "") -> None:
@@ -302,25 +302,23 @@ class Progress:
             InterruptProcessingException: If the user has cancelled the run.
         """
         now = time.monotonic()
-        if self._start is None:
-            self._start = done  # for the rate: a run that continues an image does not begin at 0
         if now < self._next_bar and done < self.total:
             return
         self._next_bar = now + self._BAR
-        picture = self._picture(done, (done - self._start) / max(self.total - self._start, 1))
+        picture = self._picture(done)
         self._bar.update_absolute(done, self.total, picture and ("JPEG", picture, args.preview_size))
         if text:
             self.say(text)
 
-    def _picture(self, done: int, share: float) -> Image.Image | None:
+    def _picture(self, done: int) -> Image.Image | None:
         """Return a preview if one is due. After an error, make no further previews."""
         make = self._preview
         self._preview = None
         with decorating("the preview"):
             picture = None
-            rows = self._rows() if make and self._rows else done
-            if make and (done >= self.total or self._schedule.is_due(rows, share)):
-                with self._schedule.measured(rows):
+            share = self._share() if make and self._share else done / max(self.total, 1)
+            if make and (done >= self.total or self._schedule.is_due(share)):
+                with self._schedule.measured(share):
                     picture = make()
             self._preview = make
             return picture

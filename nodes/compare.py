@@ -130,7 +130,7 @@ def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     """
     total = both[0].total_tokens
     shown = previews(*both)
-    progress = Progress(2 * total, hidden.unique_id, shown.sheet, shown.rows)
+    progress = Progress(2 * total, hidden.unique_id, shown.sheet, shown.done)
     maps = [LiveMap(decoding.trace, decoding.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
         running = [stack.enter_context(closing(iter(decoding))) for decoding in both]

@@ -36,53 +36,53 @@ class PreviewSchedule:
 
     - Row: more rows of image tokens are complete than at the last preview.
     - Second: at least one second has passed since the last preview, or since the start of the run.
-    - Budget: the previews so far have used at most 5 % of the time so far. With this preview, they will have used at
-      most 5 % of the time that the run takes at its current rate. The time of a preview is estimated from the last one,
-      in proportion to the rows.
+    - Budget: the previews so far have used at most 4 % of the time so far. With this preview, they will have used at
+      most 4 % of the time that the run takes at its current rate. The time of a preview is estimated from the last
+      one: it grows with the number of rows, and an eighth of a complete image is a fixed cost. These estimates are
+      inexact. With 4 %, previews use less than 5 % of the time of a run.
 
     The time of the first preview is unknown, so its budget is not checked. It is made early, when few rows are
     complete, and so costs only a small part of a pass through the codec. If it was expensive, it delays the others
-    until the run has compensated for it. Therefore, previews use at most 5 % of the time of any run that is long
-    enough for more than one.
+    until the run has compensated for it.
 
     Args:
         clock: Returns the time in seconds.
     """
 
     SECONDS = 1.0
-    SHARE = 0.05
+    SHARE = 0.04
+    FIXED = 1 / 8
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._began = clock()
         self._last = self._began
-        self._rows = 0  # of the last preview
+        self._done = 0.0  # complete share of the rows at the last preview
         self._cost = 0.0  # seconds of the last preview
         self._spent = 0.0  # seconds of all previews
 
-    def is_due(self, rows: int, done: float) -> bool:
+    def is_due(self, done: float) -> bool:
         """Return whether to make a preview now.
 
         Args:
-            rows: Number of complete rows, over all images of the run.
-            done: Finished share of the run, 0 to 1.
+            done: Complete share of the rows of all images of the run, 0 to 1.
         """
         now = self._clock()
-        if rows <= self._rows or now - self._last < self.SECONDS:
+        if done <= self._done or now - self._last < self.SECONDS:
             return False
         budget = self.SHARE * (now - self._began)
-        expected = self._cost * rows / max(self._rows, 1)
+        expected = self._cost * (done + self.FIXED) / (self._done + self.FIXED)
         return self._spent <= budget and (self._spent + expected) * done <= budget
 
     @contextmanager
-    def measured(self, rows: int) -> Iterator[None]:
-        """Measure the `with` block, which makes a preview of `rows` complete rows."""
+    def measured(self, done: float) -> Iterator[None]:
+        """Measure the `with` block, which makes a preview. For `done`, see `is_due`."""
         began = self._clock()
         yield
         self._last = self._clock()
         self._cost = self._last - began
         self._spent += self._cost
-        self._rows = rows
+        self._done = done
 
 
 class Previews:
@@ -102,9 +102,12 @@ class Previews:
         self._images = [(decoding, image) for decoding in decodings for image in range(decoding.images)]
         self._made: dict[int, tuple[int, Image.Image]] = {}  # position in `_images` -> complete rows, image
 
-    def rows(self) -> int:
-        """Return the number of complete rows of all images together."""
-        return sum(complete_rows(*one) for one in self._images)
+    def done(self) -> float:
+        """Return the complete share of the rows of all images together, 0 to 1."""
+        target = self._images[0][0].target
+        return sum(complete_rows(*one) for one in self._images) / (
+            len(self._images) * (target.lead[0] + target.grid[0])
+        )
 
     def picture(self, position: int) -> Image.Image:
         """Return the preview of one image. It is decoded only if one more row is complete than at the last call."""

@@ -30,64 +30,61 @@ def schedule(clock):
     return PreviewSchedule(clock)
 
 
-def make(schedule, clock, rows: int, seconds: float) -> None:
-    with schedule.measured(rows):
+def make(schedule, clock, done: float, seconds: float) -> None:
+    with schedule.measured(done):
         clock.now += seconds
 
 
 def test_row_a_preview_shows_at_least_one_more_complete_row(schedule, clock):
     clock.now += 5
-    assert not schedule.is_due(0, 0.01)
-    assert schedule.is_due(1, 0.02)
-    make(schedule, clock, 1, 0.001)
+    assert not schedule.is_due(0)
+    assert schedule.is_due(1 / 16)
+    make(schedule, clock, 1 / 16, 0.001)
     clock.now += 60
-    assert not schedule.is_due(1, 0.1)
-    assert schedule.is_due(2, 0.1)
+    assert not schedule.is_due(1 / 16)
+    assert schedule.is_due(2 / 16)
 
 
 def test_second_previews_are_a_second_apart(schedule, clock):
     clock.now += 0.9
-    assert not schedule.is_due(3, 0.1)
+    assert not schedule.is_due(0.1)
     clock.now += 0.2
-    assert schedule.is_due(3, 0.1)
-    make(schedule, clock, 3, 0.001)
+    assert schedule.is_due(0.1)
+    make(schedule, clock, 0.1, 0.001)
     clock.now += 0.9
-    assert not schedule.is_due(6, 0.2)
+    assert not schedule.is_due(0.2)
     clock.now += 0.2
-    assert schedule.is_due(6, 0.2)
+    assert schedule.is_due(0.2)
 
 
 def test_budget_an_expensive_preview_delays_the_next(schedule, clock):
-    """2 s are 5 % of 40 s."""
+    """2 s are 4 % of 50 s."""
     clock.now += 8
-    make(schedule, clock, 1, 2)
-    clock.now += 29
-    assert not schedule.is_due(2, 0.01), "39 s have passed"
+    make(schedule, clock, 0.01, 2)
+    clock.now += 39
+    assert not schedule.is_due(0.02), "49 s have passed"
     clock.now += 1
-    assert schedule.is_due(2, 0.01)
+    assert schedule.is_due(0.02)
 
 
 def test_budget_a_preview_is_left_out_if_the_run_is_too_short_for_it(schedule, clock):
-    """Before the preview, 0.4 s of 10 s are used. With twice as many rows it takes 0.8 s, so 1.2 s would be used."""
-    make(schedule, clock, 4, 0.4)
-    clock.now += 9.6
-    assert schedule.is_due(8, 0.4), "5 % of 25 s are 1.25 s"
-    assert not schedule.is_due(8, 0.45), "5 % of 22 s are 1.1 s"
+    """0.4 s of 12.5 s are used, for 1/8 of the rows. With 3/8, a preview takes twice as long: 1.2 s would be used."""
+    make(schedule, clock, 1 / 8, 0.4)
+    clock.now += 12.1
+    assert schedule.is_due(3 / 8), "4 % of 33 s are 1.3 s"
+    assert not schedule.is_due(4 / 8), "4 % of 25 s are 1 s, and a preview now takes 1 s"
 
 
-@pytest.mark.parametrize(
-    "codec, previews",
-    [(0.02, 9), (0.1, 9), (0.4, 4), (1.0, 2), (4.0, 1)],  # at 4 s, one row takes 0.25 s: half of the budget
-)
+@pytest.mark.parametrize("codec, previews", [(0.02, 9), (0.1, 8), (0.3, 4), (1.0, 1), (2.0, 1)])
 def test_run_of_ten_seconds_spends_at_most_a_twentieth_on_previews(schedule, clock, codec, previews):
-    """An image of 16 rows, which a pass through the codec decodes in `codec` seconds."""
+    """An image of 16 rows, of which the codec needs `codec` seconds for a complete pass. Two rows are a fixed cost."""
     worked = 0.0
     spent = []
     while worked < 10:
         rows = int(1.6 * worked)
-        if schedule.is_due(rows, worked / 10):
-            spent.append(codec * rows / 16)
-            make(schedule, clock, rows, spent[-1])
+        if schedule.is_due(rows / 16):
+            spent.append(codec * (rows + 2) / 18)
+            make(schedule, clock, rows / 16, spent[-1])
         worked += 0.1
         clock.now += 0.1
     assert sum(spent) <= 0.05 * 10.5
@@ -135,7 +132,7 @@ def test_sheet_shows_the_rows_of_each_image_of_a_batch(pipe, decoding):
     keep(decoding, 1, 2 * columns + 1)
     keep(decoding, 2, 5 * columns)
     previews = Previews([decoding], 512)
-    assert previews.rows() == rows + 2 + 5
+    assert previews.done() == (rows + 2 + 5) / (3 * rows)
     sheet = previews.sheet()
     width, height = 64, 64
     assert sheet.size == (2 * width, 2 * height)
