@@ -89,7 +89,7 @@ class Painter:
         continued = [self.image(self.decode(BEACH, upper_half, seed=seed)) for seed in BEACH_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
-            "ADT-Tree compared with plain decoding": tiled(sea, sea, ImageChops.difference(sea, sea)),
+            "ADT-Tree compared with no drafting": tiled(sea, sea, ImageChops.difference(sea, sea)),
             "ADT-Tree continue a picture": tiled(first, *continued),
             "ADT-Tree relaxed acceptance (LANTERN)": tiled(relaxed, exact, ImageChops.difference(relaxed, exact)),
         }

@@ -8,7 +8,7 @@ export const PROMPT = Symbol("prompt");
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 const ENGLISH = {
-  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "No drafting" },
+  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" },
   staticTree: (name) => `Static: ${name}`,
   map: "Acceptance map",
   figures: {
@@ -131,7 +131,7 @@ const ENGLISH = {
 };
 
 const CHINESE = {
-  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "不起草" },
+  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "不起草" },
   staticTree: (name) => `固定树：${name}`,
   map: "接受图",
   figures: {
