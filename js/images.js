@@ -57,7 +57,10 @@ export async function showPreviews(runs, abreast, blob, redraw) {
   redraw();
 }
 
-/** Copy the previews of a live run to the finished run, which shows the previews until its files have been fetched. */
+/** Copy previews of a live run to the finished run, which shows each of them until the file of its image has arrived. */
 export function inheritPreviews(run, live) {
-  if (live && bitmaps.has(live)) bitmaps.set(run, new Map(bitmaps.get(live)));
+  run.files.forEach((_, image) => {
+    const preview = live && bitmapsOf(live).get(image);
+    if (preview) bitmapsOf(run).set(image, preview);
+  });
 }

@@ -20,7 +20,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.app.previews import PreviewSchedule
+from ..adt_core.app.previews import Previews, PreviewSchedule
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
@@ -264,32 +264,25 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 class Progress:
     """Progress bar, previews and line of text of one run, at a limited rate.
 
-    `PreviewSchedule` decides when to make a preview. At the end of the run, a preview of the complete image is always
-    made: ComfyUI shows it until the next run.
+    `PreviewSchedule` decides when to make a preview. The end of a run is also shown, because ComfyUI keeps the last
+    preview. For several images, this too must be within the budget.
 
     Args:
         total: Value of the argument `done` of `update` at the end of the run.
-        preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
-            previews.
-        share: Function that returns the share of the complete run that a preview would show (default: `done` of
-            `total`).
+        preview: Previews of images that are being generated, or a function that makes a preview. The function may
+            return None if there is nothing to show yet. None for a node without previews.
     """
 
     _BAR = 0.1  # seconds between updates
 
-    def __init__(
-        self,
-        total: int,
-        node_id: str,
-        preview: Callable[[], Image.Image | None] | None,
-        share: Callable[[], float] | None = None,
-    ):
+    def __init__(self, total: int, node_id: str, preview: Previews | Callable[[], Image.Image | None] | None):
         self.total = total
         self._node_id = node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._preview = preview if wants_previews() else None
-        self._share = share
+        self._images = preview if isinstance(preview, Previews) else None
+        make = preview.sheet if isinstance(preview, Previews) else preview
+        self._make = make if wants_previews() else None
         self._schedule = PreviewSchedule()
 
     def update(self, done: int, text: str = "") -> None:
@@ -312,17 +305,22 @@ class Progress:
 
     def _picture(self, done: int) -> Image.Image | None:
         """Return a preview if one is due. After an error, make no further previews."""
-        make = self._preview
-        self._preview = None
+        make = self._make
+        self._make = None
         with decorating("the preview"):
+            share = self._images.done() if make and self._images else done / max(self.total, 1)
             picture = None
-            share = self._share() if make and self._share else done / max(self.total, 1)
-            if make and (done >= self.total or self._schedule.is_due(share)):
+            if make and self._is_due(share, done >= self.total):
                 with self._schedule.measured(share):
                     picture = make()
-            self._preview = make
+            self._make = make
             return picture
         return None
+
+    def _is_due(self, share: float, is_over: bool) -> bool:
+        if not is_over:
+            return self._schedule.is_due(share)
+        return self._images is None or self._images.is_single or self._schedule.is_affordable(share)
 
     def say(self, text: str, is_lasting: bool = False) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.

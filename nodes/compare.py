@@ -129,8 +129,7 @@ def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     same rate, and a change in the machine's load affects both.
     """
     total = both[0].total_tokens
-    shown = previews(*both)
-    progress = Progress(2 * total, hidden.unique_id, shown.sheet, shown.done)
+    progress = Progress(2 * total, hidden.unique_id, previews(*both))
     maps = [LiveMap(decoding.trace, decoding.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
         running = [stack.enter_context(closing(iter(decoding))) for decoding in both]

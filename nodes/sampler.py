@@ -150,7 +150,7 @@ def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
     live_map = LiveMap(decoding.trace, decoding.target.name, hidden)
     shown = previews(decoding)
-    progress = Progress(decoding.total_tokens, hidden.unique_id, shown.sheet, shown.done)
+    progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
     with closing(iter(decoding)) as rounds:
         for _ in rounds:
             live_map.update()

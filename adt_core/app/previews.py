@@ -67,10 +67,12 @@ class PreviewSchedule:
         Args:
             done: Complete share of the rows of all images of the run, 0 to 1.
         """
-        now = self._clock()
-        if done <= self._done or now - self._last < self.SECONDS:
-            return False
-        budget = self.SHARE * (now - self._began)
+        is_new = done > self._done and self._clock() - self._last >= self.SECONDS
+        return is_new and self.is_affordable(done)
+
+    def is_affordable(self, done: float) -> bool:
+        """Return whether a preview is within the budget. For `done`, see `is_due`."""
+        budget = self.SHARE * (self._clock() - self._began)
         expected = self._cost * (done + self.FIXED) / (self._done + self.FIXED)
         return self._spent <= budget and (self._spent + expected) * done <= budget
 
@@ -102,6 +104,11 @@ class Previews:
         self._images = [(decoding, image) for decoding in decodings for image in range(decoding.images)]
         self._made: dict[int, tuple[int, Image.Image]] = {}  # position in `_images` -> complete rows, image
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is only one image."""
+        return len(self._images) == 1
+
     def done(self) -> float:
         """Return the complete share of the rows of all images together, 0 to 1."""
         target = self._images[0][0].target
@@ -125,7 +132,7 @@ class Previews:
 
         js/images.js divides the sheet into its tiles.
         """
-        if len(self._images) == 1:
+        if self.is_single:
             return self.picture(0)
         pictures = [self.picture(position) for position in range(len(self._images))]
         columns = columns_of(len(pictures))

@@ -50,7 +50,7 @@ def watch(tab, workflow) -> int:
 
 def test_image_forms_row_by_row(tab, workflow, slow):
     """At least four states of the image must be seen in 9 s. The cells are hidden by default."""
-    sampler = watch(tab, workflow.method("autoregressive"))
+    sampler = watch(tab, workflow.method("no-drafting"))
     tab.wait(sampler, "run?.state === 'running' && map.imageShown() && run.done > 60")
     tab.screenshot("forming")
     tab.finished(sampler)
@@ -60,7 +60,7 @@ def test_image_forms_row_by_row(tab, workflow, slow):
 
 
 def test_each_image_of_a_batch_forms(tab, workflow, slow):
-    sampler = watch(tab, workflow.method("autoregressive").batch(3))
+    sampler = watch(tab, workflow.method("no-drafting").batch(3))
     tab.wait(sampler, "run?.state === 'running' && map.imageShown() && run.done > 3 * 60")
     for image in (1, 2):
         tab.widget(sampler).get_by_label("Image of the batch").select_option(str(image))

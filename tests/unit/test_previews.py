@@ -94,7 +94,7 @@ def test_run_of_ten_seconds_spends_at_most_a_twentieth_on_previews(schedule, clo
 @pytest.fixture(scope="module")
 def pipe(tmp_path_factory):
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
-    return Pipeline.load(folder, device="cpu", dtype="float64").with_options(method="autoregressive")
+    return Pipeline.load(folder, device="cpu", dtype="float64").with_options(method="no-drafting")
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_image_is_decoded_again_only_after_another_row(pipe, decoding, monkeypat
 def test_codec_of_each_family_decodes_some_rows(family, tmp_path):
     """GLM-Image's small image, which precedes the image, is shown until a row of the image is complete."""
     target = load_small(family, WRITERS[family](tmp_path))
-    decoding = Pipeline(target, Recipe()).with_options(method="autoregressive").decoding(["a red house"])
+    decoding = Pipeline(target, Recipe()).with_options(method="no-drafting").decoding(["a red house"])
     decoding.codes = torch.randint(target.num_codes, decoding.codes.shape)
     rows, columns = target.grid
     row = columns + target.row_end

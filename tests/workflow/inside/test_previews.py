@@ -62,7 +62,7 @@ def rows_of(tile) -> int:
 
 
 def sample(small, count: int = 1):
-    return small.sample(batch_size=count, drafter=None, settings={"method": "autoregressive"})
+    return small.sample(batch_size=count, drafter=None, settings={"method": "no-drafting"})
 
 
 def test_each_row_is_shown_if_it_takes_more_than_a_second(small, clock, sent):
@@ -93,6 +93,13 @@ def test_batch_is_shown_as_a_sheet(small, clock, sent):
     for number, (_, sheet, _) in enumerate(sent, start=1):
         tiles = [sheet.crop((x, y, x + 64, y + 64)) for y in (0, 64) for x in (0, 64)]
         assert [rows_of(tile) for tile in tiles] == [number, number, number, 0]
+
+
+def test_end_of_a_batch_is_shown_only_within_the_budget(small, clock, sent):
+    """A preview takes 1.2 s, and the run 64 s."""
+    clock.codec = 0.4
+    sample(small, 3)
+    assert len(sent) == 2 and rows_of(sent[-1][1].crop((0, 0, 64, 64))) < ROWS
 
 
 def test_preview_method_none_makes_no_previews(pack, small, clock, sent, monkeypatch):
