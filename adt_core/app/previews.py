@@ -35,15 +35,15 @@ class PreviewSchedule:
     A preview is due if all three conditions hold:
 
     - Row: more rows of image tokens are complete than at the last preview.
-    - Second: at least one second has passed since the last preview, or since the start of the run.
+    - Second: at least one second has passed since the last preview.
     - Budget: the previews so far have used at most 4 % of the time so far. With this preview, they will have used at
       most 4 % of the time that the run takes at its current rate. The time of a preview is estimated from the last
       one: it grows with the number of rows, and an eighth of a complete image is a fixed cost. These estimates are
       inexact. With 4 %, previews use less than 5 % of the time of a run.
 
-    The time of the first preview is unknown, so its budget is not checked. It is made early, when few rows are
+    The time of the first preview is unknown, so its budget is not checked. It is made as soon as the first row is
     complete, and so costs only a small part of a pass through the codec. If it was expensive, it delays the others
-    until the run has compensated for it.
+    until the run has compensated for it, or the run has no others.
 
     Args:
         clock: Returns the time in seconds.
@@ -56,7 +56,7 @@ class PreviewSchedule:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._began = clock()
-        self._last = self._began
+        self._last = -math.inf  # end of the last preview
         self._done = 0.0  # complete share of the rows at the last preview
         self._cost = 0.0  # seconds of the last preview
         self._spent = 0.0  # seconds of all previews

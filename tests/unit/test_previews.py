@@ -46,9 +46,8 @@ def test_row_a_preview_shows_at_least_one_more_complete_row(schedule, clock):
 
 
 def test_second_previews_are_a_second_apart(schedule, clock):
-    clock.now += 0.9
-    assert not schedule.is_due(0.1)
-    clock.now += 0.2
+    """The first one need not wait, because it is cheap and gives the time of the others."""
+    clock.now += 0.1
     assert schedule.is_due(0.1)
     make(schedule, clock, 0.1, 0.001)
     clock.now += 0.9
