@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -264,8 +265,8 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 class Progress:
     """Progress bar, previews and line of text of one run, at a limited rate.
 
-    `PreviewSchedule` decides when to make a preview. The end of a run is also shown, because ComfyUI keeps the last
-    preview. For several images, this too must be within the budget.
+    `PreviewSchedule` decides when to make a preview. The end of a run is always shown, because ComfyUI keeps the last
+    preview.
 
     Args:
         total: Value of the argument `done` of `update` at the end of the run.
@@ -280,9 +281,7 @@ class Progress:
         self._node_id = node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._images = preview if isinstance(preview, Previews) else None
-        make = preview.sheet if isinstance(preview, Previews) else preview
-        self._make = make if wants_previews() else None
+        self._preview = preview if wants_previews() else None
         self._schedule = PreviewSchedule()
 
     def update(self, done: int, text: str = "") -> None:
@@ -305,22 +304,28 @@ class Progress:
 
     def _picture(self, done: int) -> Image.Image | None:
         """Return a preview if one is due. After an error, make no further previews."""
-        make = self._make
-        self._make = None
+        preview = self._preview
+        self._preview = None
         with decorating("the preview"):
-            share = self._images.done() if make and self._images else done / max(self.total, 1)
-            picture = None
-            if make and self._is_due(share, done >= self.total):
-                with self._schedule.measured(share):
-                    picture = make()
-            self._make = make
+            picture = self._due(preview, done) if preview else None
+            self._preview = preview
             return picture
         return None
 
-    def _is_due(self, share: float, is_over: bool) -> bool:
-        if not is_over:
-            return self._schedule.is_due(share)
-        return self._images is None or self._images.is_single or self._schedule.is_affordable(share)
+    def _due(self, preview: Previews | Callable[[], Image.Image | None], done: int) -> Image.Image | None:
+        make: Callable[[], Image.Image | None]
+        if isinstance(preview, Previews):
+            share = preview.done()
+            count = min(self._schedule.images(share, done >= self.total), len(preview.stale()))
+            make = partial(preview.sheet, count)
+        else:
+            share = done / max(self.total, 1)
+            count = min(self._schedule.images(share, done >= self.total), 1)
+            make = preview
+        if not count:
+            return None
+        with self._schedule.measured(share, count):
+            return make()
 
     def say(self, text: str, is_lasting: bool = False) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.

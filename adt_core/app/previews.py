@@ -30,20 +30,22 @@ on the complete area. In previews of the bundled model, the error of the colours
 
 
 class PreviewSchedule:
-    """Decides when a run makes its next preview.
+    """Decides when a run makes its next preview, and how many images of a batch this preview decodes.
 
-    A preview is due if all three conditions hold:
+    A preview is made if all three conditions hold:
 
     - Row: more rows of image tokens are complete than at the last preview.
     - Second: at least one second has passed since the last preview.
-    - Budget: the previews so far have used at most 4 % of the time so far. With this preview, they will have used at
-      most 4 % of the time that the run takes at its current rate. The time of a preview is estimated from the last
-      one: it grows with the number of rows, and an eighth of a complete image is a fixed cost. These estimates are
+    - Budget: the previews so far have used at most 4 % of the time so far. With one more image, they will have used at
+      most 4 % of the time that the run takes at its current rate. The time of an image is estimated from the last
+      preview: it grows with the number of rows, and an eighth of a complete image is a fixed cost. These estimates are
       inexact. With 4 %, previews use less than 5 % of the time of a run.
 
+    In a batch, a preview decodes at least one image, and as many as the rest of the budget allows.
+
     The time of the first preview is unknown, so its budget is not checked. It is made as soon as the first row is
-    complete, and so costs only a small part of a pass through the codec. If it was expensive, it delays the others
-    until the run has compensated for it, or the run has no others.
+    complete and decodes one image, and so costs only a small part of a pass through the codec. If it was expensive, it
+    delays the others until the run has compensated for it, or the run has no others.
 
     Args:
         clock: Returns the time in seconds.
@@ -58,92 +60,101 @@ class PreviewSchedule:
         self._began = clock()
         self._last = -math.inf  # end of the last preview
         self._done = 0.0  # complete share of the rows at the last preview
-        self._cost = 0.0  # seconds of the last preview
+        self._cost = 0.0  # seconds for one image of the last preview
         self._spent = 0.0  # seconds of all previews
 
-    def is_due(self, done: float) -> bool:
-        """Return whether to make a preview now.
+    def images(self, done: float, is_over: bool = False) -> int:
+        """Return how many images to decode now for a preview; 0 if no preview is due.
 
         Args:
             done: Complete share of the rows of all images of the run, 0 to 1.
+            is_over: Whether the run is finished. Then the result is at least 1.
         """
-        is_new = done > self._done and self._clock() - self._last >= self.SECONDS
-        return is_new and self.is_affordable(done)
-
-    def is_affordable(self, done: float) -> bool:
-        """Return whether a preview is within the budget. For `done`, see `is_due`."""
-        budget = self.SHARE * (self._clock() - self._began)
+        now = self._clock()
+        if not is_over and (done <= self._done or now - self._last < self.SECONDS):
+            return 0
+        budget = self.SHARE * (now - self._began)
         expected = self._cost * (done + self.FIXED) / (self._done + self.FIXED)
-        return self._spent <= budget and (self._spent + expected) * done <= budget
+        is_affordable = self._spent <= budget and (self._spent + expected) * done <= budget
+        if not is_over and not is_affordable:
+            return 0
+        return max(1, int((budget - self._spent) / expected)) if expected else 1
 
     @contextmanager
-    def measured(self, done: float) -> Iterator[None]:
-        """Measure the `with` block, which makes a preview. For `done`, see `is_due`."""
+    def measured(self, done: float, images: int = 1) -> Iterator[None]:
+        """Measure the `with` block, which decodes some images for a preview. For `done`, see `images`."""
         began = self._clock()
         yield
         self._last = self._clock()
-        self._cost = self._last - began
-        self._spent += self._cost
+        self._cost = (self._last - began) / images
+        self._spent += self._last - began
         self._done = done
 
 
 class Previews:
     """Previews of all images of decodings that run side by side.
 
-    Attributes:
-        side: Maximum length of a preview's longer side in pixels.
-
     Args:
         decodings: Decodings of the same target.
+        side: Maximum length of a preview's longer side in pixels.
         check: Called before every layer of the codec. It may raise an exception to cancel.
     """
 
     def __init__(self, decodings: Sequence[Decoding], side: int, check: Check | None = None):
-        self.side = side
+        self._decodings = decodings
+        self._side = side
         self._check = check
         self._images = [(decoding, image) for decoding in decodings for image in range(decoding.images)]
-        self._made: dict[int, tuple[int, Image.Image]] = {}  # position in `_images` -> complete rows, image
-
-    @property
-    def is_single(self) -> bool:
-        """Whether there is only one image."""
-        return len(self._images) == 1
+        self._pictures: dict[int, Image.Image] = {}  # by position in `_images`
+        self._shown = [0] * len(self._images)  # number of rows that each picture shows
 
     def done(self) -> float:
         """Return the complete share of the rows of all images together, 0 to 1."""
-        target = self._images[0][0].target
-        return sum(complete_rows(*one) for one in self._images) / (
-            len(self._images) * (target.lead[0] + target.grid[0])
-        )
+        target = self._decodings[0].target
+        return sum(self._rows()) / (len(self._images) * (target.lead[0] + target.grid[0]))
+
+    def stale(self) -> list[int]:
+        """Return the positions of the images with new rows: the first image, then those that show the fewest rows."""
+        rows = self._rows()
+        new = [position for position in range(len(rows)) if rows[position] != self._shown[position]]
+        return sorted(new, key=lambda position: (position > 0, self._shown[position]))
 
     def picture(self, position: int) -> Image.Image:
-        """Return the preview of one image. It is decoded only if one more row is complete than at the last call."""
-        decoding, image = self._images[position]
-        rows = complete_rows(decoding, image)
-        before, made = self._made.get(position, (-1, None))
-        if made is None or before != rows:
-            made = preview(decoding, image, self._check)
-            made.thumbnail((self.side, self.side))
-            self._made[position] = rows, made
-        return made
+        """Return the preview of one image. It is decoded again only if it has new rows."""
+        rows = self._rows()[position]
+        if position not in self._pictures or rows != self._shown[position]:
+            picture = preview(*self._images[position], self._check)
+            picture.thumbnail((self._side, self._side))
+            self._pictures[position] = picture
+            self._shown[position] = rows
+        return self._pictures[position]
 
-    def sheet(self) -> Image.Image:
-        """Return the previews of all images: one image, or a sheet of equal tiles in `columns_of` columns.
+    def sheet(self, count: int) -> Image.Image:
+        """Return the previews of all images, of which at most `count` are decoded again.
 
-        js/images.js divides the sheet into its tiles.
+        The result is one image, or a sheet of equal tiles in `columns_of` columns. js/images.js divides the sheet.
         """
-        if self.is_single:
+        for position in self.stale()[:count]:
+            self.picture(position)
+        if len(self._images) == 1:
             return self.picture(0)
-        pictures = [self.picture(position) for position in range(len(self._images))]
-        columns = columns_of(len(pictures))
-        width, height = max(picture.size for picture in pictures)
-        scale = min(1.0, self.side / (columns * max(width, height)))
+        columns = columns_of(len(self._images))
+        width, height = max(picture.size for picture in self._pictures.values())
+        scale = min(1.0, self._side / (columns * max(width, height)))
         tile = max(1, round(scale * width)), max(1, round(scale * height))
-        sheet = Image.new("RGB", (columns * tile[0], math.ceil(len(pictures) / columns) * tile[1]), BLANK)
-        for position, picture in enumerate(pictures):
+        sheet = Image.new("RGB", (columns * tile[0], math.ceil(len(self._images) / columns) * tile[1]), BLANK)
+        for position, picture in self._pictures.items():
             place = position % columns * tile[0], position // columns * tile[1]
             sheet.paste(picture.resize(tile, reducing_gap=2.0), place)
         return sheet
+
+    def _rows(self) -> list[int]:
+        """Return the number of complete rows of each image, with the rows of the small image that precedes it."""
+        rows: list[int] = []
+        for decoding in self._decodings:
+            complete = [(codes >= 0).all(2).sum(1) for codes in _grids(decoding)]
+            rows += torch.stack(complete).sum(0).tolist()
+        return rows
 
 
 def columns_of(count: int) -> int:
@@ -151,14 +162,9 @@ def columns_of(count: int) -> int:
     return math.ceil(math.sqrt(count))
 
 
-def complete_rows(decoding: Decoding, image: int) -> int:
-    """Return the number of complete rows of an image, with the rows of the small image that precedes it."""
-    return sum(int((codes >= 0).all(1).sum()) for codes in _grids(decoding, image))
-
-
 def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image.Image:
     """Decode the complete rows of an image, or those of the small image that precedes it. Other rows are `BLANK`."""
-    grids = _grids(decoding, image)
+    grids = [codes[image] for codes in _grids(decoding)]
     started = [codes for codes in grids if (codes >= 0).all(1).any()]
     codes = started[-1] if started else grids[-1]
     rows = int((codes >= 0).all(1).sum())
@@ -173,8 +179,8 @@ def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image
     return whole
 
 
-def _grids(decoding: Decoding, image: int) -> list[Tensor]:
-    """Return the codes [rows, columns] of the small image that precedes an image, if there is one, and of the image."""
-    codes = decoding.codes[[image]]
+def _grids(decoding: Decoding) -> list[Tensor]:
+    """Return the codes [B, rows, columns] of the small images that precede the images, if any, and of the images."""
     target = decoding.target
-    return [*([target.small(codes)[0]] if decoding.trace.lead_length else []), target.cells(codes)[0]]
+    small = [target.small(decoding.codes)] if decoding.trace.lead_length else []
+    return [*small, target.cells(decoding.codes)]
