@@ -25,7 +25,7 @@ _MIRRORED = 2
 """Number of rows below the complete rows, which a preview decodes but does not show.
 
 They mirror the last complete rows. A codec darkens the border of the area that it decodes. Its group norms also depend
-on the complete area. In previews of the bundled model, the error of the colours is a third smaller with two rows.
+on the complete area. With two rows, the error of the bundled model's colours is up to a third smaller.
 """
 
 
@@ -38,10 +38,11 @@ class PreviewSchedule:
     - Second: at least one second has passed since the last preview.
     - Budget: the previews so far have used at most 4 % of the time so far. With one more image, they will have used at
       most 4 % of the time that the run takes at its current rate. The time of an image is estimated from the last
-      preview: it grows with the number of rows, and an eighth of a complete image is a fixed cost. These estimates are
-      inexact. With 4 %, previews use less than 5 % of the time of a run.
+      preview: it grows with the number of rows, and an eighth of a complete image is a fixed cost. Previews may use
+      5 % of the time of a run. The limit is lower, because estimates are inexact.
 
-    In a batch, a preview decodes at least one image, and as many as the rest of the budget allows.
+    In a batch, a preview decodes at least one image, and as many as the rest of the budget allows. At the end of the
+    run, at least one image is always decoded, because ComfyUI and the map keep it.
 
     The time of the first preview is unknown, so its budget is not checked. It is made as soon as the first row is
     complete and decodes one image, and so costs only a small part of a pass through the codec. If it was expensive, it
