@@ -92,7 +92,7 @@ def test_switch_shows_and_hides_the_cells(tab, workflow):
 
 
 def test_comparison_shows_both_images_without_cells(tab):
-    tab.open_template("ADT-Tree compared with plain decoding")
+    tab.open_template("ADT-Tree compared with no drafting")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
     tab.run()
