@@ -66,7 +66,7 @@ export class NodeMap {
     this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
     this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of the node Compare
     this.previous = null; // the run before the runs in `parts`
-    this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
+    this.panel = new MapPanel(this, { cells: preference("cells"), opacity: preference("opacity") / 100 });
     const { element } = this.panel;
     forwardWheelAndPan(element);
     for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
