@@ -345,6 +345,26 @@ export function runsItself(node) {
   return !(node.subgraph || node.isVirtualNode || node.mode);
 }
 
+/**
+ * The mode of a node: 0 if it runs, 2 if it is muted, 4 if it is bypassed. A muted or bypassed subgraph passes its mode
+ * on to the nodes in it. A node in a subgraph that is used several times runs if it runs in one of them.
+ */
+export function modeOf(node) {
+  if (node.graph === rootGraph()) return node.mode;
+  const modes = modesIn(rootGraph(), node);
+  return modes.find((mode) => !mode) ?? modes[0] ?? node.mode;
+}
+
+/** The modes of a node, one for each of its execution ids. `outer` is the mode of the subgraph. @returns {number[]} */
+function modesIn(graph, node, outer = 0) {
+  return graph.nodes.flatMap((one) => {
+    const mode = outer || one.mode;
+    const subgraph = subgraphOf(one);
+    const inside = subgraph ? modesIn(subgraph, node, mode) : [];
+    return one === node ? [mode, ...inside] : inside;
+  });
+}
+
 // ---- widgets -------------------------------------------------------------------------------
 
 /** The widget of this name, or undefined. @returns {Widget | undefined} */

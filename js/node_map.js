@@ -16,6 +16,7 @@ import {
   isEditable,
   isLinked,
   isOpen,
+  modeOf,
   nodeAt,
   noticeChanges,
   openWorkflow,
@@ -36,7 +37,7 @@ import { MapPanel } from "./map_panel.js";
 import { listedName } from "./models.js";
 import { own } from "./own.js";
 import { preference } from "./preferences.js";
-import { keep, latest, load, noteShown, recall } from "./runs.js";
+import { isLeftOut, keep, latest, load, noteShown, recall } from "./runs.js";
 import { checkMap, checkProperty } from "./saved_map.js";
 import { shortName } from "./sentences.js";
 import { PROMPT, texts } from "./texts.js";
@@ -275,9 +276,9 @@ export class NodeMap {
     return { name, now: String(widget.value), was, restore };
   }
 
-  /** A sentence on why the node does not run (muted or bypassed), or "". */
+  /** A sentence on why the map is from an earlier run (the node is or was muted or bypassed), or "". */
   get off() {
-    return own(texts.off, this.node.mode) ?? "";
+    return own(texts.off, modeOf(this.node)) ?? (isLeftOut(this.home) ? texts.leftOut : "");
   }
 
   canMeasure() {
