@@ -165,6 +165,11 @@ function rootGraph() {
   return app.rootGraph ?? app.graph;
 }
 
+/** A new id for a workflow. */
+export function newWorkflowId() {
+  return /** @type {string} */ (/** @type {any} */ (window).LiteGraph.uuidv4());
+}
+
 /** Id of the open workflow. */
 export function openWorkflow() {
   return rootGraph()?.id;
@@ -452,10 +457,11 @@ export function foldAdvanced(node) {
  * @param {string} name
  * @param {string} type
  * @param {HTMLElement} element
- * @param {object} options options of ComfyUI's `addDOMWidget`, such as minimum heights
+ * @param {{label: string, [name: string]: any}} options name to show, and options of ComfyUI's `addDOMWidget`, such as
+ *   minimum heights
  * @returns {Widget}
  */
-export function addElement(node, name, type, element, options) {
+export function addElement(node, name, type, element, { label, ...options }) {
   const all = {
     serialize: false,
     hideOnZoom: true,
@@ -466,6 +472,7 @@ export function addElement(node, name, type, element, options) {
   };
   // `hideInPanel`: a panel that lists a node's widgets would take the element out of the node.
   const widget = /** @type {any} */ (node.addDOMWidget(name, type, element, all));
+  widget.label = label; // App mode and lists of a subgraph's inputs show it
   widget.serialize = false; // the option `serialize` excludes it from the prompt, this property from the workflow
   return widget;
 }

@@ -71,9 +71,9 @@ export class NodeMap {
     const { element } = this.panel;
     forwardWheelAndPan(element);
     for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
-    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, { getMinHeight: () => this.#minHeight() });
+    const options = { label: texts.map, getMinHeight: () => this.#minHeight() };
+    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, options);
     this.widget.map = this;
-    this.widget.label = texts.map; // App mode shows it
     this.zoomedOut = new ZoomedOutMap(node, this.widget, this.panel);
     this.show(preference("map"));
     this.changed();

@@ -10,7 +10,10 @@ const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 const ENGLISH = {
   methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "No drafting" },
   staticTree: (name) => `Static: ${name}`,
+  setByPreset: " (set by preset)", // after the name of an input
   map: "Acceptance map",
+  result: "Result",
+  line: "Message",
   figures: {
     acceptance: ["Acceptance", "tokens accepted per pass"],
     depth: ["Depth", "depth of the draft tree"],
@@ -133,7 +136,10 @@ const ENGLISH = {
 const CHINESE = {
   methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", autoregressive: "不起草" },
   staticTree: (name) => `固定树：${name}`,
+  setByPreset: "（由预设决定）",
   map: "接受图",
+  result: "结果",
+  line: "消息",
   figures: {
     acceptance: ["接受数", "每次前向接受的 token 数"],
     depth: ["深度", "草稿树的深度"],
