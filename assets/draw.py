@@ -120,7 +120,9 @@ def compared(drafted: Image.Image, plain: Image.Image, drafted_passes: int, plai
     for number, (name, passes, color) in enumerate(rows):
         top = 340 + 86 * number
         length = (right - 2 * GAP) * passes / max(drafted_passes, plain_passes)
-        draw.text((2 * GAP, top), f"{name}, {passes} passes of the model", font=ImageFont.load_default(26), fill="white")
+        draw.text(
+            (2 * GAP, top), f"{name}, {passes} passes of the model", font=ImageFont.load_default(26), fill="white"
+        )
         draw.rectangle((2 * GAP, top + 38, 2 * GAP + length, top + 62), fill=color)
     return canvas
 

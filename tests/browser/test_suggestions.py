@@ -53,4 +53,4 @@ def test_search_offers_the_sampler_early(tab, prefer):
     names = [text.splitlines()[0] for text in found.all_inner_texts()]
     tab.screenshot("search")
     tab.page.keyboard.press("Escape")
-    assert names[:3] == ["ADT-Tree Check", "ADT-Tree Sampler", "ADT-Tree Compare"]
+    assert names.index("ADT-Tree Sampler") <= 1, "only ADT-Tree Check has a shorter name"
