@@ -110,7 +110,7 @@ def generate(options: dict[str, Any]) -> str:
 
 
 def benchmark(options: dict[str, Any]) -> str:
-    """Compare methods with plain decoding on the same prompts, side by side."""
+    """Compare methods with no drafting on the same prompts, side by side."""
     from .lab import benchmark
 
     comparison = _section(args.BenchmarkArgs, options)

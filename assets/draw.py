@@ -89,7 +89,7 @@ class Painter:
         continued = [self.image(self.decode(BEACH, upper_half, seed=seed)) for seed in BEACH_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
-            "ADT-Tree compared with plain decoding": compared(
+            "ADT-Tree compared with no drafting": compared(
                 *map(self.image, seas), *(len(sea.trace.rounds) for sea in seas)
             ),
             "ADT-Tree continue a picture": tiled(first, *continued),

@@ -37,8 +37,8 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 ``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
-FORMER_NAMES = {"--drafts": "--nodes"}
-"""Names of options in commits before 6fc2bf2."""
+FORMER_NAMES = {"--drafts": "--nodes", "no-drafting": "autoregressive"}
+"""Former names of options and methods."""
 
 
 class Checkout:

@@ -43,9 +43,9 @@ FIXED = "--method eagle2"
 DELTA = "--lantern-delta 0.1"
 FACTOR = "--lantern-lambda 2 --lantern-k 50"
 RUNS = {
-    "plain": "--method autoregressive",
-    "plain, several at once": "--method autoregressive --at-once 3",
-    "plain, temperature 0": "--method autoregressive --temperature 0",
+    "plain": "--method no-drafting",
+    "plain, several at once": "--method no-drafting --at-once 3",
+    "plain, temperature 0": "--method no-drafting --temperature 0",
     "eagle2": "--method eagle2",
     "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --drafts 40",
     "eagle2, top-k": "--method eagle2 --depth 4 --width 3 --drafts 10 --proposal top-k",

@@ -28,7 +28,7 @@ from .interleaving import format_median, header, interleave, row
 
 FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
 METHODS = {
-    "plain": "--method autoregressive",
+    "plain": "--method no-drafting",
     "ADT-Tree": "--method adt-tree",
     "window, a chain of 16": "--drafter jacobi --method eagle2 --depth 16 --width 1 --drafts 16",
     "window": "--drafter jacobi --method eagle2",

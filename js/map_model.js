@@ -184,7 +184,7 @@ export class Run {
 
   /** Whether the run is plain decoding, without drafts. */
   get plain() {
-    return this.method === "autoregressive";
+    return this.method === "no-drafting";
   }
 
   /** Share of passes in which drafts were verified, over all images. null if no pass is known. */

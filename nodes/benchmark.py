@@ -57,7 +57,7 @@ class ADTTreeBenchmark(io.ComfyNode):
             "ADT-Tree Benchmark",
             tooltips=_BENCHMARK_TOOLTIPS,
             description="Runs several drafting methods in turns on the same prompts and measures the speed-up over "
-            f"plain decoding. Saves table, statistics and images to output/{FOLDER}. Queue a cancelled benchmark "
+            f"no drafting. Saves table, statistics and images to output/{FOLDER}. Queue a cancelled benchmark "
             "again to continue it.",
             search_aliases=["compare speed", "speculative decoding", "测速", "基准测试"],
             inputs=[
@@ -69,7 +69,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                 io.String.Input(
                     "methods",
                     default=bench.COMPARED,
-                    tooltip=f"Methods to compare with plain decoding, separated by commas: {methods}. Add +lantern to "
+                    tooltip=f"Methods to compare with no drafting, separated by commas: {methods}. Add +lantern to "
                     "a name to relax its acceptance.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),

@@ -36,7 +36,7 @@ _COMPARE_TOOLTIPS = Tooltips(
         "drafter": "Drafts tokens for both images. If not connected, the node uses the first installed drafter that "
         "fits the model, or the Jacobi window, which needs no files.",
         "settings_a": "Options for drafting A. If not connected, drafting decides.",
-        "settings_b": "Options for drafting B. If not connected, B uses plain decoding: one token per model pass.",
+        "settings_b": "Options for drafting B. If not connected, B uses no drafting: one token per model pass.",
         "lantern": "Relaxed acceptance for A only. A's image then differs from B's.",
         "drafting": "How A is drafted, as in the ADT-Tree Sampler. Auto is the fastest exact method on this device; "
         "Relaxed (LANTERN) changes the image slightly.",

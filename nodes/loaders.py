@@ -66,7 +66,7 @@ _MODEL_LOADER_TOOLTIPS = Tooltips(
         "the best that the device supports. int8 and fp8 weights need half the memory of bfloat16, int4 weights need "
         "30 %. All three change the image.",
         "exact": "For half precision, including int8, fp8 and int4 weights. On: drafting gives the exact image of "
-        "plain decoding. Off: faster, but drafting may give another, equally good image. Changing it changes the "
+        "no drafting. Off: faster, but drafting may give another, equally good image. Changing it changes the "
         "image.",
         "if_missing": "What happens if a published model is not installed. explain: an error names the download. "
         "download: the node downloads all files that the model needs from Hugging Face, and resumes an interrupted "

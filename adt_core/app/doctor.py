@@ -78,7 +78,7 @@ def diagnose(subject: DiagnosticSetup) -> Report:
         "Machine": [_machine(subject)],
         "Model": _model(results),
         "Kernels": kernels(subject),
-        "Plain decoding": _plain(results),
+        "No drafting": _plain(results),
         "Cost of drafts": _costs(results),
         "Methods": _methods(results),
         "Same image": _identity(results),
@@ -209,7 +209,7 @@ def _methods(results: Diagnostics) -> list[str]:
         return [*lines, "The speed-ups were not measured, because this model is too slow here."]
     length = results.subject.target.length
     part = "complete images" if speed.tokens == length else f"the first {speed.tokens} of {length} tokens of an image"
-    note = f"Speed-up over plain decoding, with the lowest and the highest of {speed.turns} turns over {part}."
+    note = f"Speed-up over no drafting, with the lowest and the highest of {speed.turns} turns over {part}."
     return [*lines, f"{note} In a turn, the rounds of all methods alternate."]
 
 
@@ -223,10 +223,10 @@ def _identity(results: Diagnostics) -> list[str]:
         )
     if not differing:
         tested = " that was tested" if results.left_out else ""
-        return [*lines, f"Every method{tested} gives the same tokens as plain decoding."]
+        return [*lines, f"Every method{tested} gives the same tokens as no drafting."]
     is_invariant = results.subject.target.decoder.tile > 0
     reason = "Please report this" if is_invariant else "float32 has no batch-invariant mode, so near ties may differ"
-    return [*lines, f"{', '.join(differing)}: different tokens than plain decoding. {reason}."]
+    return [*lines, f"{', '.join(differing)}: different tokens than no drafting. {reason}."]
 
 
 def _advice(results: Diagnostics) -> list[str]:

@@ -53,7 +53,7 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     if inputs.from_png is None:  # a PNG may contain options that the chosen method does not use
         recipe.drafting.check_options(args.given)
     if files.compare and not recipe.drafting.policy.needs_drafter:
-        raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
+        raise AdtError("`compare` needs a `method` other than no-drafting; choose one.")
     continuation.check_args(args.image_to_image)
     workers.check_args(args.parallel, inputs.prompts)
     images, note = _images(args, recipe)
@@ -283,7 +283,7 @@ class _ComparedTotals:
         ]
         if "plain" in report:
             lines.append(
-                f"Speed-up over plain decoding ({report['plain']['seconds']:.2f} s), measured in this run: "
+                f"Speed-up over no drafting ({report['plain']['seconds']:.2f} s), measured in this run: "
                 f"{report['speedup']:.2f}x; "
                 + (
                     "tokens identical"

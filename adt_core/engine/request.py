@@ -123,7 +123,7 @@ class Request:
             raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
-            raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'autoregressive'.")
+            raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'no-drafting'.")
         if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
             least = self._last_index + 1
             raise AdtError(

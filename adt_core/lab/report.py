@@ -1,4 +1,4 @@
-"""Report of a benchmark: speed-ups over plain decoding with 95 % confidence intervals (CI), and other statistics.
+"""Report of a benchmark: speed-ups over no drafting with 95 % confidence intervals (CI), and other statistics.
 
 The report is written as Markdown, CSV, JSON and two plots. A record has the results of all methods for one prompt; see
 :func:`.benchmark.measure`.
@@ -189,7 +189,7 @@ def _draw_speed(path: Path, rows: list[dict]) -> None:
     axes.barh([row["method"] for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
-    figure.supxlabel("speed-up over plain decoding (median, 95 % CI)", fontsize="medium")
+    figure.supxlabel("speed-up over no drafting (median, 95 % CI)", fontsize="medium")
     _save(figure, path, 120)
 
 

@@ -13,7 +13,7 @@ from .auto import Auto
 from .base import DraftSettings, Policy
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
-PLAIN = "autoregressive"
+PLAIN = "no-drafting"
 """Method without drafts. Other methods are compared with it."""
 DEFAULT = "auto"
 """Default method."""

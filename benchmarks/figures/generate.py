@@ -25,7 +25,7 @@ FIRST_CAPTION = 3700  # number of the first held-out caption of this part
 TRANSFORMERS = "transformers"
 TITLES = {
     TRANSFORMERS: "transformers' `generate`",
-    PLAIN: "this engine, plain decoding",
+    PLAIN: "this engine, no drafting",
     "auto": "this engine, *auto* (the default)",
 }
 
@@ -103,7 +103,7 @@ def measure(count: int) -> list[dict]:
 
 def tables(lines: list[dict]) -> dict[str, str]:
     """Return the table, by its name ``transformers``. See `FigurePart.tables`."""
-    columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over plain decoding")
+    columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over no drafting")
     rows = [
         [
             TITLES[line["method"]],

@@ -30,7 +30,7 @@ def test_two_samplers_side_by_side(tab, workflow):
     The map must then show which of the two runs was faster.
     """
     sampler = workflow.sampler
-    plain = workflow.second_sampler("autoregressive")
+    plain = workflow.second_sampler("no-drafting")
     tab.load(workflow.data)
     tab.run()
     tab.finished(sampler)
@@ -60,7 +60,7 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
 
     This must work during the run, after the run, and in a saved workflow.
     """
-    tab.open_template("ADT-Tree compared with plain decoding")
+    tab.open_template("ADT-Tree compared with no drafting")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
     tab.run()
@@ -69,7 +69,7 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
     tab.finished(node)
     assert tab.map(node, "map.parts.map((one) => [one.method, one.state, one.done])") == [
         ["auto", "done", 256],
-        ["autoregressive", "done", 256],
+        ["no-drafting", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
     tab.wait(node, "panel.line.textContent.includes('× as fast as B (run in alternation)')")
@@ -86,7 +86,7 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
     assert tab.map(node, IN_ONE_PLACE), "the view must be restored"
     assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
         "auto",
-        "autoregressive",
+        "no-drafting",
     ]
 
 
@@ -188,7 +188,7 @@ def test_difference_on_request_and_image_in_the_queue(tab, comfy):
 
     ComfyUI's queue must show an image of the run, even if a preview node shows the difference of the images.
     """
-    tab.open_template("ADT-Tree compared with plain decoding")
+    tab.open_template("ADT-Tree compared with no drafting")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"
     tab.page.evaluate(f"(id) => {{ app.graph.getNodeById(id).connect(2, {preview}, 0); }}", node)

@@ -21,7 +21,7 @@ def chinese(tab):
 
 def test_template_is_translated(chinese):
     """The saved workflow must have only Chinese texts."""
-    chinese.open_template("ADT-Tree compared with plain decoding")
+    chinese.open_template("ADT-Tree compared with no drafting")
     assert "提示词" in chinese.page.evaluate("app.graph.nodes.map((node) => node.title)")
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
     assert note.startswith("## 点击“运行”")

@@ -277,7 +277,7 @@ def test_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
 
 @pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
-    sampler = workflow.method("autoregressive").sampler
+    sampler = workflow.method("no-drafting").sampler
     tab.load(workflow.data)
     tab.run()
     tab.finished(sampler)  # a new server and a new page are slow

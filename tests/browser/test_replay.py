@@ -183,7 +183,7 @@ def test_map_is_saved_as_an_image(tab, workflow):
 
 
 def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
-    sampler = done(tab, workflow.method("autoregressive"))
+    sampler = done(tab, workflow.method("no-drafting"))
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     assert len({tuple(colour) for colour in painted(tab, sampler)}) > 20
     moments = values(tab, sampler, "moment")

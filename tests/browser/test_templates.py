@@ -12,7 +12,7 @@ from comfy_server import ROOT
 
 RUNNABLE = [
     "ADT-Tree text to image (start here)",
-    "ADT-Tree compared with plain decoding",
+    "ADT-Tree compared with no drafting",
     "ADT-Tree relaxed acceptance (LANTERN)",
     "ADT-Tree continue a picture",
     "ADT-Tree batch of prompts with report",

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [
     "ADT-Tree text to image (start here)",
     "ADT-Tree batch of prompts with report",
-    "ADT-Tree compared with plain decoding",
+    "ADT-Tree compared with no drafting",
     "ADT-Tree continue a picture",
     "ADT-Tree relaxed acceptance (LANTERN)",
 ]

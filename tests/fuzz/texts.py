@@ -80,9 +80,9 @@ def captions(folder: Path) -> Callable:
 
 def records(folder: Path) -> Callable:
     """Open files of benchmark records and files of measured costs, with unexpected or damaged contents."""
-    settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}, "grid": [1, 2], "metrics": ["m"]}
+    settings = {"prompts": ["a cat", "a dog"], "methods": {"no-drafting": {}}, "grid": [1, 2], "metrics": ["m"]}
     figures = {**dict.fromkeys(FIGURES, 1), "acceptance": [[1, 2]], "quality": {"score": [0.5, 1]}}
-    runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
+    runs = {"no-drafting": {**figures, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
     modes = JacobiDrafter.modes
     model = CostModel("a device", 1, modes, on_cpu=True).learn([RoundResult((modes[0].name, 4), 0.01, 2)])

@@ -116,7 +116,7 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   const finished = (header, rounds) => Object.assign(made(header, rounds), { state: "done" });
   const pair = (a, b) => [
     finished({ prompt: "p", ...a }),
-    finished({ prompt: "p", method: "autoregressive", prefill: 46, ...b }, plainRounds),
+    finished({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds),
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
@@ -162,7 +162,7 @@ test("every name of a relaxed run has the share of replaced tokens", () => {
 
 test("plain decoding shows the time of each token, because its other figures are constant", () => {
   const plain = made(
-    { method: "autoregressive" },
+    { method: "no-drafting" },
     Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]),
   );
   assert.equal(plain.figureShown("acceptance"), "moment");

@@ -3,7 +3,7 @@ import test from "node:test";
 import { downloadLabel, methodName, setLanguage } from "../../js/texts.js";
 
 test("methods have displayed names in both languages, and unknown ones keep their own", () => {
-  const methods = ["auto", "adt-tree", "eagle2", "autoregressive", "static:mc_sim_7b_63", "mine", null];
+  const methods = ["auto", "adt-tree", "eagle2", "no-drafting", "static:mc_sim_7b_63", "mine", null];
   assert.deepEqual(methods.map(methodName), [
     "Auto",
     "ADT-Tree",

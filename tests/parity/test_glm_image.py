@@ -216,7 +216,7 @@ def test_command_line_generates_a_preview_and_repeats_it(folder, tmp_path, capsy
         options += [f"--{how.removesuffix('s').replace('_', '-')}", str(tmp_path / f"{number}.png")]
     first, again = ([tmp_path / f"{name}.{end}" for end in ("png", "json")] for name in ("first", "again"))
     common = ["generate", "--model", str(folder)]
-    options += ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive"]
+    options += ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "no-drafting"]
     assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
     out = capsys.readouterr().out
     assert "a preview of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1

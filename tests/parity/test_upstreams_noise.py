@@ -38,7 +38,7 @@ BROKEN = (
     Version("5") <= Version(transformers.__version__) < Version("5.5")
 )  # in these versions, ``generate`` fails for Janus, because defaults of the configuration are missing
 METHODS = {
-    "plain": ("network", dict(method="autoregressive")),
+    "plain": ("network", dict(method="no-drafting")),
     "adt-tree": ("network", dict(method="adt-tree")),
     "window": ("jacobi", dict(method="eagle2", depth=12, width=1, drafts=12)),
     "network and window": ("network+jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),

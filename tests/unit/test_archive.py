@@ -154,7 +154,7 @@ def test_the_archive_draws_the_first_template(unpacked, tmp_path):
     (seed,) = (str(node["widgets_values"][0]) for node in nodes if node["type"] == "ADTTreeSampler")
     draw = [str(unpacked / "adt.py"), "generate", "--prompt", prompt, "--seed", seed, "--device", "cpu"]
     run(unpacked, tmp_path, *draw, "--output", "drafts.png")
-    run(unpacked, tmp_path, *draw, "--method", "autoregressive", "--output", "plain.png")
+    run(unpacked, tmp_path, *draw, "--method", "no-drafting", "--output", "plain.png")
     with Image.open(tmp_path / "drafts.png") as drafts, Image.open(tmp_path / "plain.png") as plain:
         assert drafts.size == (128, 128) and np.asarray(drafts).std() > 20
         assert np.array_equal(drafts, plain)

@@ -126,7 +126,7 @@ def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
     assert len({settings_key(other) for other in others}) == len(others)
     same = [
         changed(make, drafting=Drafting("adt-tree", depth=2)),
-        replace(changed(make, drafting=Drafting(method="autoregressive")), drafter=None),
+        replace(changed(make, drafting=Drafting(method="no-drafting")), drafter=None),
         changed(make, negative="  "),
         changed(make, loading=Loading(model="elsewhere")),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
@@ -272,7 +272,7 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
 
 def test_settings_for_other_programs(make, tmp_path):
     """Check the text chunk "parameters": prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
-    plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"))
+    plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="no-drafting"))
     make = replace(plain, drafter=None)
     run(changed(make, drafter=None), PROMPTS[1:2], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
@@ -280,9 +280,7 @@ def test_settings_for_other_programs(make, tmp_path):
         *texts, line = image.info["parameters"].split("\n")
         size = f"{image.width}x{image.height}"
     assert texts == ["a dog on a mat", "Negative prompt: a dog: wet, old"]
-    assert line.startswith(
-        f"Steps: {make.target.length}, Sampler: autoregressive, CFG scale: 2.0, Seed: 3, Size: {size}"
-    )
+    assert line.startswith(f"Steps: {make.target.length}, Sampler: no-drafting, CFG scale: 2.0, Seed: 3, Size: {size}")
     assert read_settings(path)["prompt"] == "a dog on a mat", "the text chunk with this pack's settings must be kept"
 
 

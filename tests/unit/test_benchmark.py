@@ -40,7 +40,7 @@ def test_every_method_and_every_column(run, tmp_path, methods):
     code, out, _ = run(methods=",".join(methods))
     assert code == 0 and all(name in out for name in methods)
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert [row["method"] for row in results["summary"]] == ["autoregressive", *methods]
+    assert [row["method"] for row in results["summary"]] == ["no-drafting", *methods]
     assert all(set(row) == set(COLUMNS) for row in results["summary"])
     assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(
         results["settings"]
@@ -53,7 +53,7 @@ def test_every_method_and_every_column(run, tmp_path, methods):
     relaxed = results["summary"][-1]
     assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
     with (tmp_path / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["autoregressive", *methods]
+        assert [row["method"] for row in csv.DictReader(file)] == ["no-drafting", *methods]
     assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") in out
 
 
@@ -104,7 +104,7 @@ def test_a_sample_of_the_prompts(run, tmp_path):
     "extra, options, named",
     [
         ([], {"methods": "eagle3"}, "--methods"),
-        ([], {"methods": "autoregressive+lantern"}, "--methods"),
+        ([], {"methods": "no-drafting+lantern"}, "--methods"),
         ([], {"prompts": "nowhere.txt"}, "--prompts"),
         (["--count", "0"], {}, "--count"),
         (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
@@ -142,7 +142,7 @@ def test_images_are_reproduced_from_their_pngs(run, tmp_path):
     methods = ["eagle2-top-k", "jacobi+lantern", "merged+lantern", "adt-tree+lantern"]
     assert run("--count", "1", methods=",".join(methods))[0] == 0
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}
-    assert {"autoregressive", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
+    assert {"no-drafting", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
     for name, path in folders.items():
         again = tmp_path / "again.png"
         settings = read_settings(path)
@@ -158,5 +158,5 @@ def test_images_are_reproduced_from_their_pngs(run, tmp_path):
 def test_additional_policies_can_be_compared(monkeypatch):
     monkeypatch.setitem(POLICIES, "mine", POLICIES["eagle2"])
     compared = benchmark.Benchmark(["a cat"], ["mine", "mine+lantern"], Recipe(lantern=Lantern()))
-    assert list(compared.presets) == ["autoregressive", "mine", "mine+lantern"]
+    assert list(compared.presets) == ["no-drafting", "mine", "mine+lantern"]
     assert compared.presets["mine"].drafting.method == "mine" and compared.presets["mine+lantern"].lantern == Lantern()

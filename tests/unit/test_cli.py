@@ -89,7 +89,7 @@ def test_several_images_are_numbered_and_reproducible(generate):
         with Image.open(saved) as one, Image.open("again.png") as two:
             assert one.tobytes() == two.tobytes()
             assert one.text == two.text
-    assert generate(**from_png, method="autoregressive")[0] == 0
+    assert generate(**from_png, method="no-drafting")[0] == 0
     assert read_grids("again.json") == [tokens[-1]]
 
 
@@ -243,7 +243,7 @@ def test_invalid_arguments(generate, options, named):
 
 def test_arguments_that_do_not_fit_together(generate):
     assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
-    assert_refused(generate("--compare", method="autoregressive"), "--compare", "autoregressive", code=2)
+    assert_refused(generate("--compare", method="no-drafting"), "--compare", "no-drafting", code=2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -392,7 +392,7 @@ def test_debug_shows_the_traceback(generate):
 
 @pytest.mark.parametrize("value", ["--", "--output"])
 def test_values_after_an_equals_sign_may_look_like_options(generate, value):
-    code, _, err = generate(f"--prompt={value}", "--max-substitution=0.5", prompt=None, method="autoregressive")
+    code, _, err = generate(f"--prompt={value}", "--max-substitution=0.5", prompt=None, method="no-drafting")
     assert code == 0, err
     with Image.open("a.png") as image:
         assert json.loads(image.info["adt_tree"])["prompt"] == value

@@ -21,7 +21,7 @@ from adt_core.models import layers
 from adt_core.policies import PLAIN
 from tests.layouts.families import WRITERS, load_small
 
-TITLES = ["Machine", "Model", "Plain decoding", "Cost of drafts", "Methods", "Same image"]
+TITLES = ["Machine", "Model", "No drafting", "Cost of drafts", "Methods", "Same image"]
 TITLES += ["How to make it faster", "For a bug report"]
 
 
@@ -55,7 +55,7 @@ def test_command_with_the_bundled_model(capsys):
     methods = part(page, "Methods")
     assert re.findall(r"^\| ([\w, -]+) \|", methods, re.M)[1:] == [PLAIN, "auto", "adt-tree", "jacobi, a chain"]
     assert "DIFFERS" not in methods and methods.count("the same") == 8
-    assert part(page, "Same image") == "Every method gives the same tokens as plain decoding."
+    assert part(page, "Same image") == "Every method gives the same tokens as no drafting."
     assert re.search(r"\| both \| [\d.]+ \|", part(page, "Cost of drafts"))
     assert str(Path.cwd()) not in page and str(Path.home()) not in page
 
@@ -75,7 +75,7 @@ def test_the_verdict_is_the_first_line_and_speeds_are_measured_in_turns(small, m
 @pytest.mark.parametrize("family", WRITERS)
 def test_report_on_every_family(family, tmp_path):
     page = report_on(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
-    assert part(page, "Same image") == "Every method gives the same tokens as plain decoding."
+    assert part(page, "Same image") == "Every method gives the same tokens as no drafting."
     assert "Use a drafter network" in part(page, "How to make it faster")
 
 
@@ -133,7 +133,7 @@ def test_slow_methods_are_skipped_and_named(small, monkeypatch):
     monkeypatch.setattr(diagnostics, "MAX_RUN_SECONDS", 0.0)
     page = report_on(small)
     assert page.startswith("**Same image: yes. This model is too slow here to compare speeds.**")
-    assert part(page, "Same image") == "Every method that was tested gives the same tokens as plain decoding."
+    assert part(page, "Same image") == "Every method that was tested gives the same tokens as no drafting."
     assert "Skipped to save time: auto, jacobi, a chain." in part(page, "Methods")
 
 

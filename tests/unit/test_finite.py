@@ -14,7 +14,7 @@ from tests.drafted import METHODS, Drafting, run
 from tests.tape import Tape
 
 DRAFTED = {
-    "plain": (None, {"method": "autoregressive"}),
+    "plain": (None, {"method": "no-drafting"}),
     **{name: METHODS[name] for name in ("adt-tree", "jacobi", "merged")},
 }
 

@@ -149,7 +149,7 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
 )
 def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, tape, monkeypatch, name, images):
     """In addition to the replay, the control tensor is copied in each round. In some rounds, new noise is copied."""
-    source, options = METHODS[name] if name else (None, {"method": "autoregressive"})
+    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
     steady = []
 
     def counted_round(*arguments):

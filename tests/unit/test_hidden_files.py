@@ -44,7 +44,7 @@ def test_visible_files_are_listed_in_order(tmp_path):
 
 def test_a_batch_is_not_generated_again_over_hidden_files(models, tmp_path):
     target, _ = models
-    pipeline = Pipeline(target, Recipe(Sampling(seed=3), Drafting("autoregressive")))
+    pipeline = Pipeline(target, Recipe(Sampling(seed=3), Drafting("no-drafting")))
     made = pipeline.decoding(["a cat"]).run()
     saved = BatchFolder(pipeline, tmp_path).save(made, 0, "a cat")
     hide(tmp_path, saved.path.name)

@@ -37,23 +37,23 @@ def test_a_text_gives_one_result_with_image_tokens_and_trace(pipe):
 
 def test_the_image_depends_only_on_text_and_seed(pipe):
     first = pipe.generate(TEXTS, batch_size=2, seed=1)
-    alone = pipe.generate(TEXTS[2], seed=1, method="autoregressive")
+    alone = pipe.generate(TEXTS[2], seed=1, method="no-drafting")
     assert [result.prompt for result in first] == TEXTS
     assert first[2].tokens.equal(alone.tokens) and not alone.tokens.equal(pipe.generate(TEXTS[2], seed=2).tokens)
 
 
 def test_options_of_a_pipeline_made_of_loaded_models_replace_its_recipe(pipe):
     made = Pipeline(pipe.target, Recipe(Sampling(seed=3), Drafting("adt-tree", depth=2)), pipe.drafter)
-    changed = made.with_options(method="autoregressive", temperature=0.5).recipe
-    assert changed.sampling == Sampling(seed=3, temperature=0.5) and changed.drafting.method == "autoregressive"
+    changed = made.with_options(method="no-drafting", temperature=0.5).recipe
+    assert changed.sampling == Sampling(seed=3, temperature=0.5) and changed.drafting.method == "no-drafting"
     with pytest.raises(AdtError, match="depth"):
-        made.with_options(method="autoregressive", depth=2)
+        made.with_options(method="no-drafting", depth=2)
 
 
 def test_stream_yields_each_image_once_and_previews(pipe):
     results = {}
     done = []
-    for step in pipe.stream(TEXTS, batch_size=2, method="autoregressive"):
+    for step in pipe.stream(TEXTS, batch_size=2, method="no-drafting"):
         assert not results.keys() & step.results.keys()
         results |= step.results
         done.append(step.done)

@@ -94,8 +94,8 @@ def test_clip_score_and_aesthetic_score(clip, predictor):
 def test_columns_are_sums_divided_by_counts():
     names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_drafts"
     run = dict.fromkeys(names.split(), 1)
-    records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
-    (row,) = summary(records, {"autoregressive": {"FID": 7.0}})
+    records = [{"runs": {"no-drafting": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
+    (row,) = summary(records, {"no-drafting": {"FID": 7.0}})
     assert row["attributes"] == 0.5 and row["FID"] == 7.0
 
 
@@ -132,7 +132,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
     assert str(clip) in results["settings"]["metrics"][0]
     images = tmp_path / "out" / "images"
     written = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
-    assert sorted(written) == [f"{name}/000{i}.png" for name in ("autoregressive", "jacobi+lantern") for i in (1, 2)]
+    assert sorted(written) == [f"{name}/000{i}.png" for name in ("jacobi+lantern", "no-drafting") for i in (1, 2)]
     assert cli.main(command) == 0 and len(calls) == 4, "nothing may be measured again"
     assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
 
@@ -199,18 +199,18 @@ def test_inception_score_and_fid(tmp_path):
         {name: value * 6**0.5 if value.ndim == 4 else value for name, value in network.state_dict().items()},
         tmp_path / "inception.pth",
     )
-    files = {name: [tmp_path / name / f"{i}.png" for i in range(3)] for name in ("autoregressive", "other")}
+    files = {name: [tmp_path / name / f"{i}.png" for i in range(3)] for name in ("no-drafting", "other")}
     for number, file in enumerate(file for group in files.values() for file in group):
         file.parent.mkdir(exist_ok=True)
         noise(number, (32, 32)).save(file)
-    files["same"] = files["autoregressive"]
+    files["same"] = files["no-drafting"]
     real = tmp_path / "real"
     real.mkdir()
     for number in range(3):
         noise(number, (32, 32)).save(real / f"{number}.png")
     metric = quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)
     found = metric(files)
-    assert found["same"] == found["autoregressive"] and found["same"]["IS"] > 1
+    assert found["same"] == found["no-drafting"] and found["same"]["IS"] > 1
     assert abs(found["same"]["FID"]) < 1e-3 * found["other"]["FID"]
     noise(9, (90, 50)).save(real / "odd.jpg")
     assert np.isfinite(quality.inception_metric(tmp_path / "inception.pth", real, 3, CPU)(files)["other"]["FID"])
@@ -226,4 +226,4 @@ def test_damaged_reference_images_are_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", reading)
     metric = quality.inception_metric(tmp_path / "weights.pth", tmp_path, 2, CPU)
     with pytest.raises(AdtError, match="a.png' can't be read as an image; remove it"):
-        metric({"autoregressive": [tmp_path / "b.png"]})
+        metric({"no-drafting": [tmp_path / "b.png"]})

@@ -212,7 +212,7 @@ def drafted_positions() -> list[int]:
 
 @pytest.mark.parametrize("drafter", ["toy", "last-token", "jacobi", "network", "network+jacobi"])
 def test_a_new_policy_gives_the_same_image_with_every_drafter(generate, tiny, drafter):
-    plain, _ = generate("plain", "--method", "autoregressive")
+    plain, _ = generate("plain", "--method", "no-drafting")
     path = drafter.replace("network", str(tiny / "drafter"))
     tokens, report = generate("toy", "--method", "toy", "--stride", "2", "--drafter", path)
     assert tokens == plain
@@ -223,7 +223,7 @@ def test_a_new_policy_gives_the_same_image_with_every_drafter(generate, tiny, dr
 @pytest.mark.parametrize("drafter", ["toy", "last-token"])
 @pytest.mark.parametrize("method", ["toy", "eagle2", "adt-tree", "auto"])
 def test_a_new_drafter_gives_the_same_image_with_every_policy(generate, method, drafter):
-    plain, _ = generate("plain", "--method", "autoregressive")
+    plain, _ = generate("plain", "--method", "no-drafting")
     tokens, report = generate("toy", "--drafter", drafter, "--method", method)
     assert tokens == plain and report["drafter"] == drafter and report["method"] == method
 

@@ -11,7 +11,7 @@ from adt_core.lab import records
 from adt_core.lab.records import RUNS, append, open_records
 from adt_core.lab.report import summary, table
 
-METHODS = "autoregressive", "eagle2"
+METHODS = "no-drafting", "eagle2"
 SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": dict.fromkeys(METHODS), "grid": [1, 2], "metrics": ["m"]}
 FIGURES = {**dict.fromkeys(records.FIGURES, 1), "acceptance": [[1.0, 2.0]], "quality": {"score": [0.5, 1]}}
 

@@ -80,7 +80,7 @@ def models(tiny):
 TREE = dict(method="eagle2", depth=6, width=3, drafts=14)
 CHAIN = dict(method="eagle2", depth=8, width=1, drafts=8)
 CASES = {
-    "plain": (None, dict(method="autoregressive"), {}),
+    "plain": (None, dict(method="no-drafting"), {}),
     "network": ("network", TREE, {}),
     "adt-tree": ("network", dict(method="adt-tree"), {}),
     "published": ("network", dict(method="static:mc_sim_7b_63"), {}),

@@ -384,7 +384,7 @@ def test_tars_need_the_library_and_a_folder(generate, monkeypatch):
 
 
 def test_the_default_batch_size_fits_into_the_free_memory(models, monkeypatch):
-    pipeline = Pipeline(models[0], Recipe(drafting=Drafting("autoregressive")))
+    pipeline = Pipeline(models[0], Recipe(drafting=Drafting("no-drafting")))
     assert default_batch_size(pipeline, PROMPTS) == batch_size.CPU_BATCH_SIZE == 8
     required = batch_size.required_bytes(pipeline.decoding(["a red house"] * 4).request, 2)
     for factor, expected in ((1.01, 2), (0.99, 1), (1e-6, 1)):

@@ -140,7 +140,7 @@ def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
 @pytest.fixture
 def batch(models, pack_folder):
     target, _ = models
-    return BatchFolder(Pipeline(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), pack_folder)
+    return BatchFolder(Pipeline(target, Recipe(Sampling(seed=3), Drafting("no-drafting"))), pack_folder)
 
 
 def generate(batch: BatchFolder, prompt: str):

@@ -63,7 +63,7 @@ def weights(folder):
 
 def with_and_without(target, drafter):
     """Yield the codes of an image, first from plain decoding, then with the drafter."""
-    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, drafts=6)):
+    for drafting in (Drafting(method="no-drafting"), Drafting(method="eagle2", depth=3, width=2, drafts=6)):
         yield run(target, drafter, ("a red house",), sampling=Sampling(seed=5), drafting=drafting).codes
 
 

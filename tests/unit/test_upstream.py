@@ -151,7 +151,7 @@ def test_an_index_beyond_the_batch_is_rejected(models):
             [target.encode_prompt("a cat")],
             sampling=replace(UPSTREAM, noise_batch=2),
             image_indices=[3],
-            drafting=Drafting("autoregressive"),
+            drafting=Drafting("no-drafting"),
         )
 
 
@@ -159,7 +159,7 @@ def test_memory_for_the_noise_of_other_images(models):
     target, _ = models
 
     def needed(images, sampling):
-        plain = {"drafting": Drafting("autoregressive"), "image_indices": list(range(images)), "sampling": sampling}
+        plain = {"drafting": Drafting("no-drafting"), "image_indices": list(range(images)), "sampling": sampling}
         return new_decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
 
     assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))

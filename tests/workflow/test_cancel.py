@@ -31,7 +31,7 @@ def assert_next_prompt_runs(comfy, graph) -> None:
 
 
 def test_cancel_while_tokens_are_decoded(comfy, graph):
-    graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
+    graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="no-drafting")
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])

@@ -22,7 +22,7 @@ from adt_core import load_target
 from tests.layouts.glm_pixels import finer, published_pipeline
 
 BATCH = "ADT-Tree batch of prompts with report"
-COMPARED = "ADT-Tree compared with plain decoding"
+COMPARED = "ADT-Tree compared with no drafting"
 START = "ADT-Tree text to image (start here)"
 LLAMAGEN = "ADT-Tree LlamaGen text to image"
 GLM = "ADT-Tree GLM-Image text to image", "ADT-Tree GLM-Image edit a picture"

@@ -39,7 +39,7 @@ def large(comfy, checkpoints):
 @pytest.fixture
 def plain(graph):
     """Return the text-to-image workflow without drafts."""
-    return graph.set("ADTTreeSettings", method="autoregressive").drop("ADTTreeSampler", "drafter")
+    return graph.set("ADTTreeSettings", method="no-drafting").drop("ADTTreeSampler", "drafter")
 
 
 @pytest.mark.small_models

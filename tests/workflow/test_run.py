@@ -100,7 +100,7 @@ def test_progress_and_previews_are_sent(comfy, graph):
 
     The map shows the figures of the run, so the node must not show them, too.
     """
-    graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="autoregressive")
+    graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="no-drafting")
     _, messages = comfy.watch(graph.prompt)
     sampler = graph.id("ADTTreeSampler")
     total = 2 * 256

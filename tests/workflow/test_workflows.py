@@ -294,14 +294,14 @@ def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
 
 
 def test_compare_with_plain(comfy, template):
-    graph = template("ADT-Tree compared with plain decoding")
+    graph = template("ADT-Tree compared with no drafting")
     shown = [graph.id("PreviewImage"), *show(graph, "ADTTreeCompare", 1, 2)]
     outputs = comfy.run(graph.prompt)
     a, b, difference = images(comfy, outputs, *shown)
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
-    assert "every token is the same" in report and "\nA: auto, " in report and "\nB: autoregressive, " in report
+    assert "every token is the same" in report and "\nA: auto, " in report and "\nB: no-drafting, " in report
 
 
 def test_lantern(comfy, template):

@@ -30,7 +30,7 @@ def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
     summary, first, second = report.splitlines()
-    assert first.startswith("A: adt-tree, ") and second.startswith("B: autoregressive, ")
+    assert first.startswith("A: adt-tree, ") and second.startswith("B: no-drafting, ")
     assert all(" s, " in line for line in (first, second))
     assert "times as fast as B; every token is the same" in summary
 
@@ -317,16 +317,16 @@ def test_benchmark_compares_methods_and_writes_results(pack, small):
     (folder,) = set(pack.base.glob("output/adt_tree_benchmark/small-*")) - before
     assert (folder / "results.md").read_text(encoding="utf-8") == table
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert [row["method"] for row in results["summary"]] == ["autoregressive", "eagle2", "jacobi"]
+    assert [row["method"] for row in results["summary"]] == ["no-drafting", "eagle2", "jacobi"]
     assert all(row["identical"] == 2 and row["tau"] >= 1 for row in results["summary"])
     assert Path(results["settings"]["drafter"]).name == "small"
     assert sorted(results["settings"]["prompts"]) == sorted(texts)
-    assert len(list(folder.glob("images/autoregressive/*.png"))) == 2
+    assert len(list(folder.glob("images/no-drafting/*.png"))) == 2
 
 
 @pytest.mark.long
 def test_check_reports_on_one_page(pack, small):
     (page,) = pack.run("ADTTreeCheck", model=small.model)
-    for line in ("## Plain decoding", "| autoregressive |", "| auto |", "gives the same tokens as plain decoding."):
+    for line in ("## No drafting", "| no-drafting |", "| auto |", "gives the same tokens as no drafting."):
         assert line in page
     assert str(pack.base) not in page

@@ -18,8 +18,8 @@ BOUNDS = {"neighbours": 10, "delta": 0.4}
 @pytest.mark.parametrize(
     "given, asked",
     [
-        ({"settings": {"method": "autoregressive"}}, {}),
-        ({"settings": {"method": "autoregressive"}, "drafter": None}, {}),
+        ({"settings": {"method": "no-drafting"}}, {}),
+        ({"settings": {"method": "no-drafting"}, "drafter": None}, {}),
         ({"settings": {"method": "eagle2", "proposal": "coupled"}}, {}),
         ({"settings": {"method": "adt-tree", "proposal": "top-k"}}, {}),
         ({"drafter": "jacobi"}, {}),
@@ -99,7 +99,7 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "autoregressive")]
+    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")]
 )
 def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     """Without a drafter, the sampler must use the model's default drafter. The preset must select the model's settings.
