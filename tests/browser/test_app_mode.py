@@ -23,6 +23,8 @@ SHOWN = """() => {
   return !running && [image, ...(image?.querySelectorAll('img') ?? [])].some((one) => one?.naturalWidth > 0);
 }"""
 """Returns whether the run has ended and the form shows its image."""
+ACTIVE = "(name) => app.extensionManager.workflow.activeWorkflow.path.includes(name)"
+"""Returns whether the workflow is the open one. ComfyUI sets it after it has created the nodes."""
 PROMPTS = {"en": "Prompt", "zh": "提示词"}
 BATCH = "ADT-Tree batch of prompts with report"
 LABELS = {
@@ -116,6 +118,8 @@ def test_template_runs_as_an_app(app, name):
 def test_form_is_complete_and_is_left_without_warnings(tab, name):
     """When another workflow is opened, ComfyUI must not warn about inputs of the form, as it does for ids of nodes."""
     tab.open_template(name)
+    tab.page.wait_for_function(ACTIVE, arg=name)
+    tab.settle()
     data = tab.saved()
     assert {node.split(":")[0] for node, *_ in data["extra"]["linearData"]["inputs"]} == {data["id"]}
     enter(tab)
