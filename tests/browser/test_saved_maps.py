@@ -168,13 +168,13 @@ def test_caption_shows_seeds_of_the_map_and_the_node(tab, workflow):
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
     caption = f"Made with seed {seed} (ADT-Tree)."
-    assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == caption
+    assert tab.map(sampler, "(panel.draw(), panel.caption.own.textContent)") == caption
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
     capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.firstChild.data === '{caption} Seed is now {seed + 5}.'")
     tab.screenshot("differs")
     tab.widget(sampler).get_by_role("button", name=f"Restore seed {seed}").click()
-    tab.wait(sampler, f"panel.caption.element.textContent === '{caption}'")
+    tab.wait(sampler, f"panel.caption.own.textContent === '{caption}'")
     assert widget(tab, sampler, "seed") == seed
 
 
