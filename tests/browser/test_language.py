@@ -70,7 +70,7 @@ READ = """([seed, count]) => {
   for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
   adtTest.lines = [];
   adtTest.read = () => adtTest.lines.push(app.graph.nodes.map((node) => adtTest.line(node)).find(Boolean) ?? '');
-  app.api.addEventListener('progress_text', () => setTimeout(adtTest.read));
+  app.api.addEventListener('progress_text', adtTest.read); // at once, because the end of the run removes the last line
 }"""
 """Prepares a batch, and records the text that users see under nodes."""
 
