@@ -31,7 +31,7 @@ export function compareWithPlain(sampler) {
   copyLink(sampler, "settings", compare, "settings_a");
   const preview = addNode("PreviewImage", sampler, [at[0] + compare.size[0] + GAP, at[1]]);
   connect(compare, 0, preview, "images");
-  showNodes([compare, preview]);
+  showNodes([compare, preview], [...at, ...COMPARED]);
   return [compare, preview];
 }
 
@@ -56,5 +56,5 @@ export function openBatch(sampler) {
   connect(prompts, 0, batch, "prompts");
   connect(prompts, 1, batch, "ids");
   connect(batch, 2, collector, "results");
-  showNodes([prompts, batch, collector]);
+  showNodes([prompts, batch, collector], [left, top, ...BATCH]);
 }

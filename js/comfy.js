@@ -16,6 +16,12 @@ import { own } from "./own.js";
 /** @typedef {Graph["nodes"][number] & Record<string, any>} GraphNode */
 /** @typedef {NonNullable<GraphNode["widgets"]>[number] & Record<string, any>} Widget */
 
+/**
+ * The errors for which the server has rejected the inputs of a node.
+ *
+ * @typedef {{errors: {type: string, message: string, details: string}[]}} NodeErrors
+ */
+
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
 const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
 const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
@@ -38,6 +44,26 @@ export function listen(listeners) {
       listener(/** @type {CustomEvent} */ (message).detail),
     );
   }
+}
+
+/**
+ * Listen to prompts that the page sends, and to the errors of prompts that the server rejects. The page has no event
+ * for such errors.
+ *
+ * @param {() => void} sent called before a prompt is sent
+ * @param {(errors: Record<string, NodeErrors>) => void} answered called with the errors by execution id; {} for none
+ */
+export function onPrompt(sent, answered) {
+  const { queuePrompt } = api;
+  api.queuePrompt = async (...args) => {
+    sent();
+    const answer = queuePrompt.apply(api, args);
+    answer.then(
+      ({ node_errors }) => answered(node_errors ?? {}),
+      (error) => answered(error?.response?.node_errors ?? {}),
+    );
+    return answer;
+  };
 }
 
 /** The value of a setting, or undefined. */
@@ -67,6 +93,7 @@ export async function openTemplate(name) {
   const path = [pack, `${name}.json`].map(encodeURIComponent).join("/");
   const workflow = await (await api.fetchApi(`/workflow_templates/${path}`)).json();
   await app.loadGraphData(workflow, true, true, name);
+  showAll();
 }
 
 /** The address of an image of the server. @param {Record<string, string>} file parameters of `/view` */
@@ -150,10 +177,20 @@ export function redrawNode(node) {
   node.setDirtyCanvas?.(true, true);
 }
 
-/** Select nodes and move the view to them. */
-export function showNodes(nodes) {
+/**
+ * Select nodes and move the view to an area of the canvas.
+ *
+ * @param {number[]} area left, top, width and height
+ */
+export function showNodes(nodes, area) {
   app.canvas.deselectAll();
   app.canvas.selectItems(nodes);
+  app.canvas.animateToBounds(/** @type {[number, number, number, number]} */ (area));
+}
+
+/** Move the view to all nodes. */
+function showAll() {
+  app.canvas.deselectAll();
   const fit = () => app.extensionManager.command.execute("Comfy.Canvas.FitView");
   requestAnimationFrame(() => requestAnimationFrame(fit)); // new nodes have a position only after they are drawn
 }

@@ -1,5 +1,5 @@
 /**
- * Line of text of the server under a running node, in the user's language.
+ * Line of text of the server under a running node, in the user's language, and the error of a node that has failed.
  *
  * This line replaces ComfyUI's own line of progress. ComfyUI's line is cut off on the canvas, covers the node below in
  * Nodes 2.0, and is removed at different times in different versions. This pack's line is above the map if the node has
@@ -14,6 +14,7 @@ import {
   isOurs,
   listen,
   nodeAt,
+  onPrompt,
   openWorkflow,
   redrawNode,
   registerExtension,
@@ -34,9 +35,9 @@ const MARGIN = 6; // pixels
 
 /**
  * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
- * the line is also shown after the run.
+ * the line is also shown after the run. If `is_error` is true, the line is an error, and is shown until the next prompt.
  *
- * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Shown
+ * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean, is_error?: boolean}} Shown
  */
 
 /** @type {Map<string, Shown>} */
@@ -126,6 +127,51 @@ function clearProgress() {
   clear((_, line) => !line.is_lasting);
 }
 
+/** Forget the lines of another workflow. */
+function open() {
+  if (openWorkflow() !== workflow) lines.clear();
+  workflow = openWorkflow();
+}
+
+/** Show an error under one of this pack's nodes. ComfyUI's own message says only that the node has failed. */
+function showError(id, text) {
+  const node = nodeAt(id);
+  if (!isOurs(node)) return;
+  lines.set(id, { text, parts: [{ text }], is_lasting: true, is_error: true });
+  write(node, text);
+}
+
+/** Show the error that has ended the run, unless the node has announced a line for it. */
+function fail({ node_id, exception_message }) {
+  clearProgress();
+  const id = String(node_id);
+  if (!lines.get(id)?.is_error) showError(id, exception_message.trim());
+}
+
+function clearErrors() {
+  clear((_, line) => line.is_error === true);
+}
+
+/** Show why the server has rejected a prompt. */
+function reject(errors) {
+  const ids = Object.keys(errors);
+  if (ids.length) open();
+  for (const id of ids) showError(id, sentenceOf(errors[id]));
+}
+
+/**
+ * The sentences of a node's errors. If the node itself has checked its inputs, ComfyUI repeats its sentence for each of
+ * these inputs, after the name of the input.
+ *
+ * @param {import("./comfy.js").NodeErrors} error
+ */
+function sentenceOf({ errors }) {
+  const sentences = errors.map(({ type, message, details }) =>
+    type === "custom_validation_failed" ? details.replace(/^\S+ - /, "") : `${message}: ${details}`,
+  );
+  return [...new Set(sentences)].join(" ");
+}
+
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
   if (openWorkflow() !== workflow) return;
@@ -140,16 +186,14 @@ registerExtension({
 
   setup() {
     listen({
-      execution_start: () => {
-        if (openWorkflow() !== workflow) lines.clear();
-        workflow = openWorkflow();
-      },
+      execution_start: open,
       execution_cached: ({ nodes }) => clear((id) => !nodes.includes(id)), // nodes that do not run keep their line
       progress_text: receive, // ComfyUI has added its own line with the English text already
       execution_success: clearProgress,
-      execution_error: clearProgress,
+      execution_error: fail,
       execution_interrupted: clearProgress,
     });
+    onPrompt(clearErrors, reject);
   },
 
   afterConfigureGraph: restore,

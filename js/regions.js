@@ -6,9 +6,8 @@ const MIN_RATIO = 1.25; // minimum ratio of the fastest to the slowest region; s
 /**
  * Statistics of the tokens per pass in each region of an image. Regions without generated tokens are left out.
  *
- * @returns {{region: number, rounds: number, mean: number, low: number, high: number, most: number}[]} `region` is the
- *   index of the region, row by row from the top left. `rounds` is its number of passes. `low` and `high` are the 10th
- *   and the 90th percentile, and `most` is the maximum.
+ * @returns {{region: number, rounds: number, mean: number}[]} `region` is the index of the region, row by row from the
+ *   top left. `rounds` is its number of passes.
  */
 export function regions(run, image) {
   const found = Array.from({ length: THIRDS * THIRDS }, () => new Map()); // pass -> tokens
@@ -18,7 +17,9 @@ export function regions(run, image) {
     const column = Math.floor((THIRDS * (cell % run.columns)) / run.columns);
     found[THIRDS * row + column].set(round, run.rounds[round].records.get(image).accepted + 1);
   });
-  return found.flatMap((rounds, region) => (rounds.size ? [{ region, ...spread([...rounds.values()]) }] : []));
+  return found.flatMap((rounds, region) =>
+    rounds.size ? [{ region, rounds: rounds.size, mean: mean([...rounds.values()]) }] : [],
+  );
 }
 
 /** The fastest and the slowest region as { fastest, slowest }. null if their speeds are similar or nothing is known. */
@@ -29,9 +30,6 @@ export function contrast(run, image) {
   return fastest?.mean > MIN_RATIO * slowest?.mean ? { fastest, slowest } : null;
 }
 
-function spread(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const quantile = (share) => sorted[Math.round(share * (sorted.length - 1))];
-  const mean = values.reduce((a, b) => a + b) / values.length;
-  return { rounds: values.length, mean, low: quantile(0.1), high: quantile(0.9), most: sorted.at(-1) };
+function mean(values) {
+  return values.reduce((a, b) => a + b) / values.length;
 }

@@ -87,8 +87,9 @@ export class Replay {
 
   #describe() {
     if (this.#shown === null) return "";
-    const record = this.run.rounds[this.round].records.get(this.image);
-    return texts.replayed(this.#shown + 1, this.#rounds.length, record.drafts, record.accepted);
+    const { drafts, accepted } = this.run.rounds[this.round].records.get(this.image);
+    const counts = drafts ? texts.verified(accepted, drafts - accepted) : texts.guessed(0, 0);
+    return texts.replayed(this.#shown + 1, this.#rounds.length) + counts;
   }
 }
 

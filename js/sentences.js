@@ -35,13 +35,16 @@ export function summary(run, other = null) {
   }
   const faster = run.against(other);
   const measured = faster && (faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2));
-  return [measured ?? headline(run), texts.finished(total, seconds.toFixed(1))].join(" · ");
+  const parts = [measured ?? headline(run, other), texts.finished(total, seconds.toFixed(1))];
+  return parts.filter(Boolean).join(" · ");
 }
 
-function headline(run) {
+/** Estimated speed-up, and whether drafts change the image. The latter would be ambiguous beside another run's image. */
+function headline(run, other) {
   if (run.plain) return texts.plain;
   if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
-  const image = run.lantern ? texts.changedImage : texts.sameImage;
+  const unambiguous = run.lantern ? texts.changedImage : texts.sameImage;
+  const image = other ? "" : unambiguous;
   return run.speedup > FASTER ? texts.faster(run.speedup.toFixed(1), image) : image;
 }
 
@@ -57,7 +60,7 @@ function isUndrafted(run) {
  * @param {string} off sentence on why the map is from an earlier run, or ""
  */
 export function caption(run, differences = [], off = "") {
-  const own = texts.of(nameOf(run), run.seed);
+  const own = (run.state === "done" ? texts.of : texts.at)(nameOf(run), run.seed);
   return [own, ...(differences.length ? [texts.now(differences)] : []), ...(off ? [off] : [])].join(" ");
 }
 
@@ -68,8 +71,8 @@ export function sentence(run, image) {
   if (!found) return "";
   const { fastest, slowest } = found;
   return texts.contrast(
-    [texts.thirds[fastest.region], fastest.most],
-    [texts.thirds[slowest.region], texts.range(slowest.low, slowest.high)],
+    [texts.thirds[fastest.region], fastest.mean.toFixed(1)],
+    [texts.thirds[slowest.region], slowest.mean.toFixed(1)],
   );
 }
 

@@ -27,6 +27,7 @@ from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE, fit_prompt
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message
+from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, show_images, tell
 from .drafting import AUTO, drafting_input
 from .prompts import NO_SEED
@@ -177,7 +178,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made, missed = _make(batch, run, items, batch_size, cls.hidden.unique_id)
         unknown = domain_warning(model.target, [item.prompt for item in items])
         if remarks := join((unknown, *run.notes, missed, news(items, left_out))):
-            where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
+            where = message("batch.folder", folder=_shown(folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         rows = [_row(item, picture, pipeline.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in pipeline.settings("").items() if name != "prompt"}
@@ -277,14 +278,30 @@ def _make(
     for item in items:
         distinct.setdefault(item[:2], item)
     before = {}
-    for key in distinct:
-        check_cancelled()
-        if (picture := batch.find(*key)) is not None:
-            before[key] = picture
-    missing = [item for key, item in distinct.items() if key not in before]
-    drawn, missed = _draw(batch, run, missing, list(before.values()), batch_size, node_id)
+    with telling_what_is_kept(lambda: _kept(batch, distinct)):
+        for key in distinct:
+            check_cancelled()
+            if (picture := batch.find(*key)) is not None:
+                before[key] = picture
+        missing = [item for key, item in distinct.items() if key not in before]
+        drawn, missed = _draw(batch, run, missing, list(before.values()), batch_size, node_id)
     pictures = before | drawn
     return [pictures[item[:2]] for item in items], missed
+
+
+def _kept(batch: BatchFolder, images: Iterable[tuple[str, int]]) -> str:
+    """Return the message for a cancelled batch.
+
+    Args:
+        images: Prompt and seed of each image of the batch.
+    """
+    files = [batch.path(*image).is_file() for image in images]
+    return message("batch.kept", done=sum(files), count=len(files), folder=_shown(batch.folder))
+
+
+def _shown(folder: Path) -> str:
+    """Return the path of a folder of images, relative to the folder of ComfyUI."""
+    return f"output/{FOLDER}/{folder.name}"
 
 
 def _draw(
@@ -322,7 +339,7 @@ def _draw(
                 line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
                 progress.update(done, join((line, _relaxed(batch.pipeline, pictures)), ""))
         remark = decoding.exact.remark
-    line = message("batch.done", count=count, earlier=len(before), folder=f"output/{FOLDER}/{batch.folder.name}")
+    line = message("batch.done", count=count, earlier=len(before), folder=_shown(batch.folder))
     progress.say(join((line, _relaxed(batch.pipeline, [*before, *made.values()])), ""))
     return made, remark
 

@@ -18,6 +18,7 @@ from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
 from ..adt_core.settings import MAX_SEED
+from .cancelling import telling_what_is_kept
 from .clip_and_vae import encode
 from .comfy_runtime import Progress, check_cancelled, refusal, tell
 from .prompts import check, fingerprint, read
@@ -146,10 +147,14 @@ def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str
 
     progress = Progress(len(plan.prompts), node_id, newest)
     line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(pipelines))
+    shown = f"output/{FOLDER}/{folder.name}"
     progress.say(line(done=0))
-    for record in bench.measure(plan, pipelines, folder, check_cancelled):
-        records.append(record)
-        progress.update(len(records), line(done=len(records)))
+    with telling_what_is_kept(
+        lambda: message("benchmark.kept", done=len(records), count=len(plan.prompts), folder=shown)
+    ):
+        for record in bench.measure(plan, pipelines, folder, check_cancelled):
+            records.append(record)
+            progress.update(len(records), line(done=len(records)))
     table, _ = report.write(records, settings, folder)
-    progress.say(message("benchmark.done", count=len(records), folder=f"output/{FOLDER}/{folder.name}"))
+    progress.say(message("benchmark.done", count=len(records), folder=shown))
     return table

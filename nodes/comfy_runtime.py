@@ -152,19 +152,20 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
-def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:
+def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True, is_error: bool = False) -> None:
     """Show a line of text under the running node and in the log, without line breaks.
 
     Args:
         is_lasting: Whether the page shows the line after the run.
+        is_error: Whether the page shows the line instead of the error that the node raises next.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
     node_id = PromptServer.instance.last_node_id if watched() is not None else None
     if node_id is not None:
-        _show_line(node_id, text, is_lasting)
+        _show_line(node_id, text, is_lasting, is_error)
 
 
-def _show_line(node_id: str, text: str, is_lasting: bool) -> None:
+def _show_line(node_id: str, text: str, is_lasting: bool, is_error: bool = False) -> None:
     """Show a line of text under a node, in the tab that queued the prompt.
 
     ComfyUI shows the English text. js/progress_text.js replaces it by a translation of the message's parts.
@@ -174,7 +175,7 @@ def _show_line(node_id: str, text: str, is_lasting: bool) -> None:
         return
     line = one_line(text)
     parts = [part._asdict() for part in parts_of(text)]
-    detail = {"node": node_id, "text": line, "parts": parts, "is_lasting": is_lasting}
+    detail = {"node": node_id, "text": line, "parts": parts, "is_lasting": is_lasting, "is_error": is_error}
     PromptServer.instance.send_sync(_LINE_EVENT, detail, tab)
     PromptServer.instance.send_progress_text(line, node_id, tab)
 

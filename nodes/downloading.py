@@ -13,7 +13,7 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
+from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, kept_message, terms
 from ..adt_core.app.inspect import inspect
 from ..adt_core.environment import variable
 from ..adt_core.messages import join, message
@@ -21,6 +21,7 @@ from ..adt_core.models.downloads import Published
 from ..adt_core.models.load import find_published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
+from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
@@ -87,7 +88,8 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
         else:
             bar[0].say(text)
 
-    download(parts, report, check_cancelled)
+    with telling_what_is_kept(lambda: kept_message(parts)):
+        download(parts, report, check_cancelled)
     tell(message("download.done", model=parts[0].download.name), logging.INFO, is_lasting=False)
     PromptServer.instance.send_sync(_EVENT, offered_downloads())
 

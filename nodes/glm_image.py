@@ -91,7 +91,7 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         path = _transformer(transformer)
         device = mm.get_torch_device()
         if path is None:
-            tell(message("model.missing", model=transformer))
+            tell(message("model.missing", model=transformer), is_error=True)
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
         half = device.type != "cpu" and mm.should_use_bf16(device)

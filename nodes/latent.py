@@ -31,9 +31,15 @@ def read_latent(
         Codes [B * copies, P] of the P tokens that are kept, and noise indices [B * copies].
 
     Raises:
-        AdtError: If the LATENT has the channels or the size of another model, or if it has a noise mask. The model
-            generates row by row, so it cannot fill a masked region.
+        AdtError: If the LATENT is empty (all zeros), if it has the channels or the size of another model, or if it has
+            a noise mask. The model generates row by row, so it cannot fill a masked region.
     """
+    samples = latent.get("samples")
+    if isinstance(samples, Tensor) and not samples.any():
+        raise AdtError(
+            "latent_image: this LATENT is empty, as from Empty Latent Image, but this model needs no latent for a new "
+            "image; remove the link, and set the size with ADT-Tree Image Size."
+        )
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
     kept = target.beginning(codes, prefix_length(target.grid, keep, keep_left))
@@ -59,11 +65,6 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
     if not isinstance(samples, Tensor):
         raise AdtError(f"{name}: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
     if samples.ndim != 4 or samples.shape[1] != channels:
-        if not samples.any():
-            raise AdtError(
-                f"{name}: this LATENT is empty, as from Empty Latent Image, but this model starts from nothing; remove "
-                "the link, and set the size with ADT-Tree Image Size."
-            )
         raise AdtError(
             f"{name}: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
             f"{channels} channels ([batch, {channels}, rows, columns]); make it with VAE Encode and this model's VAE, "

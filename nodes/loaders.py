@@ -133,8 +133,8 @@ class ADTTreeModelLoader(io.ComfyNode):
         try:
             path = folders.find_model(model)
         except AdtError:
-            # The line under the node is visible at once; the error has the complete instructions.
-            tell(message("model.missing", model=model))
+            # The line under the node is short and translated; the error has the complete instructions.
+            tell(message("model.missing", model=model), is_error=True)
             raise
         drop_unused_results()
         target = load_target(

@@ -23,6 +23,7 @@ from ..adt_core.policies import PLAIN
 from ..adt_core.settings import Option
 from . import folders
 from .batch import one
+from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
@@ -186,7 +187,11 @@ def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
 
 
 class _NodeWatch(training.TrainingCallback):
-    """Progress of a training on its node: the bar, a line of text, and the curve as a preview."""
+    """Progress of a training on its node: the bar, a line of text, and the curve as a preview.
+
+    Attributes:
+        kept: Message on what a stopped training has kept; "" while it runs.
+    """
 
     check = staticmethod(check_cancelled)
 
@@ -196,6 +201,7 @@ class _NodeWatch(training.TrainingCallback):
         self._log: list[dict] = []
         self._bars: dict[str, Progress] = {}
         self._total = ""
+        self.kept = ""
 
     def on_estimate(self, estimate: training.TrainingEstimate) -> None:
         self._total = message("training.time", minutes=estimate.minutes)
@@ -211,6 +217,11 @@ class _NodeWatch(training.TrainingCallback):
         if log:
             line = message("training.steps_and_tau", steps=run.step, tau=f"{log[-1]['tau']:.2f}")
         self._update("steps", run.fraction, join((line, self._total), ""))
+
+    def on_stop(self, images: int, total: int, steps: int) -> None:
+        self.kept = message("training.kept_images", done=images, count=total)
+        if steps:
+            self.kept = message("training.kept_steps", steps=steps)
 
     def _update(self, stage: str, share: float, text: str) -> None:
         if stage not in self._bars:
@@ -229,10 +240,10 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
     """
     with torch.inference_mode(False), torch.enable_grad():
         mm.unload_all_models()
-        with loaded([model.patcher, *filter(None, [model.text])]) as device:
-            trainer = training.train(
-                replace(plan, device=device), model.target, _NodeWatch(node_id, plan.training.passes)
-            )
+        watch = _NodeWatch(node_id, plan.training.passes)
+        weights = [model.patcher, *filter(None, [model.text])]
+        with telling_what_is_kept(lambda: watch.kept), loaded(weights) as device:
+            trainer = training.train(replace(plan, device=device), model.target, watch)
             return trainer.summary, trainer.log
 
 

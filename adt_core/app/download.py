@@ -21,6 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -437,12 +438,23 @@ def _check_space(files: Sequence[_File]) -> None:
             raise AdtError(f"{problem}; delete files, or choose a folder on another disk.")
 
 
+def _leftovers(part: DownloadPart) -> Iterator[Path]:
+    """Yield the files of a part that are not renamed yet, also those of earlier commits."""
+    names = part.download.files if part.folder == part.home else ("",)
+    return chain.from_iterable(part.folder.rglob(f".{name}*{PART}") for name in names)
+
+
 def _remove_leftovers(part: DownloadPart) -> None:
     """Remove incomplete files of earlier commits."""
-    names = part.download.files if part.folder == part.home else ("",)
-    for name in names:
-        for path in part.folder.rglob(f".{name}*{PART}"):
-            path.unlink(missing_ok=True)
+    for path in list(_leftovers(part)):
+        path.unlink(missing_ok=True)
+
+
+def kept_message(parts: Sequence[DownloadPart]) -> Message:
+    """Return the message for a cancelled download: how many bytes are on the disk, and how to resume."""
+    size = sum(path.stat().st_size for path in {path for part in parts for path in _leftovers(part)})
+    unit_size, unit = _unit_of(size)
+    return message("download.kept", kept=f"{size / unit_size:.1f}", unit=unit)
 
 
 class _Meter:
@@ -484,6 +496,11 @@ class _Meter:
         self._report(DownloadProgress(progress_message(done, total, rate), done, total))
 
 
+def _unit_of(total: int) -> tuple[float, str]:
+    """Return the unit of a number of bytes: its size in bytes, and its name."""
+    return (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+
+
 def progress_message(done: int, total: int, rate: float) -> Message:
     """Return the message for a number of bytes that have arrived.
 
@@ -492,7 +509,7 @@ def progress_message(done: int, total: int, rate: float) -> Message:
         total: Number of bytes to download.
         rate: Bytes per second; 0 or less if it is not known.
     """
-    size, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    size, unit = _unit_of(total)
     numbers = {"done": f"{done / size:.2f}", "total": f"{total / size:.2f}", "unit": unit}
     if rate <= 0:
         return message("download.progress", **numbers)

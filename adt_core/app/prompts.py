@@ -82,7 +82,7 @@ def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
 
 
 def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
-    """Return the prompts in a file, including blank prompts.
+    """Return the prompts in a file, including blank prompts: entries without a text, or with a blank one.
 
     The suffix of the file determines the format:
     - `.json`: a list of values, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id. A value is a
@@ -144,9 +144,9 @@ def _read_text_file(path: Path) -> str:
 def parse_lines(text: str) -> list[PromptEntry]:
     """Return one prompt per line. The id is the number of the line, from 1.
 
-    Blank lines at the end are ignored, and so are lines that begin with "# ", which are comments.
+    Blank lines separate prompts, and lines that begin with "# " are comments. Both are ignored.
     """
-    return [prompt for prompt in _numbered(_lines(text.rstrip())) if not f"{prompt.text} ".startswith("# ")]
+    return [prompt for prompt in _numbered(_lines(text)) if prompt.text and not f"{prompt.text} ".startswith("# ")]
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:

@@ -36,13 +36,13 @@ def test_two_samplers_side_by_side(tab, workflow):
     tab.finished(sampler)
     tab.finished(plain)
     assert set(values(tab, plain)) == {1} and set(values(tab, sampler)) != {1}
-    tab.wait(plain, "panel.line.textContent.startsWith('no drafting')")
+    tab.wait(plain, "panel.line.textContent.startsWith('No drafting')")
     assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     ratio = tab.map(plain, "run.seconds") / tab.map(sampler, "run.seconds")
     tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
     tab.wait(sampler, "panel.panes.length === 2")
-    ratio_text = f"{ratio:.2f}× as fast as B (run one after the other)"
+    ratio_text = f"{ratio:.2f}× as fast as B (measured one after the other)"
     assert ratio_text in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     tab.wait(sampler, "map.imageShown()")
@@ -72,8 +72,8 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
         ["no-drafting", "done", 256],
     ]
     assert set(tab.map(node, "Array.from(map.parts[1].values('acceptance', 0))")) == {1} != set(values(tab, node))
-    tab.wait(node, "panel.line.textContent.includes('× as fast as B (run in alternation)')")
-    assert "B: no drafting" in tab.map(node, "panel.line.textContent")
+    tab.wait(node, "panel.line.textContent.includes('× as fast as B (measured in turns)')")
+    assert "B: No drafting" in tab.map(node, "panel.line.textContent")
     assert len({frame["id"] for _, frame in tab.frames}) == 2
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")

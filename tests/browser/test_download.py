@@ -144,12 +144,21 @@ def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
     assert finished(tab).startswith("execution_interrupted")
     folder = comfy.base / "models" / "ar_image"
     assert not (folder / model / "config.json").exists(), "an incomplete model must not be listed"
-    assert any(path.stat().st_size for path in folder.rglob(".*.adt-tree.download"))
+    kept = sum(path.stat().st_size for path in (comfy.base / "models").rglob(".*.adt-tree.download"))
+    tab.settle()
+    assert tab.page.evaluate(LINE) == f"{kept / 1e6:.1f} MB kept. Press Run to resume." and kept > 0
+    tab.screenshot(f"cancelled_{model}")
     hub.rate = None
     hub.starts.clear()
     run(tab)
     assert finished(tab) == "execution_success " and max(hub.starts.values()) > 0, "the download was not resumed"
     assert tab.page.evaluate(LABEL) == model
+
+
+def close_error(tab) -> None:
+    """Close ComfyUI's own message about an error."""
+    tab.page.keyboard.press("Escape")
+    tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
 
 
 def test_error_without_download_explains_the_option(tab, hub):
@@ -158,9 +167,28 @@ def test_error_without_download_explains_the_option(tab, hub):
     run(tab)
     message = finished(tab)
     assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again" in message
+    assert tab.page.evaluate(LINE) == f"{JANUS} is not installed; set if_missing to 'download' and run again"
     assert hub.requests == []
-    tab.page.keyboard.press("Escape")
-    tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
+    close_error(tab)
+
+
+@pytest.mark.every_frontend("in both modes")
+def test_a_failed_download_is_explained_under_the_node(tab, hub):
+    """The explanation must disappear when the user runs the workflow again."""
+    (repository,) = (name for name in hub.repositories if name.endswith(JANUS))
+    hub.gated.add(repository)
+    tab.open()
+    tab.open_template(TEMPLATES[JANUS])
+    choose_download(tab)
+    run(tab)
+    message = finished(tab).removeprefix("execution_error ").strip()
+    tab.settle()
+    tab.screenshot("failed_download")
+    assert tab.page.evaluate(LINE) == message and repository in message
+    hub.gated.clear()
+    close_error(tab)
+    run(tab)
+    assert finished(tab) == "execution_success " and tab.page.evaluate(LINE) == ""
 
 
 @pytest.mark.parametrize("name", ["constructor", "__proto__", "toString"])

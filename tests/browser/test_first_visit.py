@@ -20,6 +20,16 @@ RUN = """async () => {
 """Waits for the end of the first run. Returns the status of the run and its number of images."""
 
 
+IN_VIEW = """() => {
+  const { ds, canvas } = app.canvas, [left, top] = ds.offset.map((offset) => -offset);
+  const right = left + canvas.clientWidth / ds.scale, bottom = top + canvas.clientHeight / ds.scale;
+  return app.graph.nodes.length > 0 && app.graph.nodes.every(({ boundingRect: [x, y, width, height] }) =>
+    left <= x && top <= y && x + width <= right && y + height <= bottom);
+}"""
+"""Whether all nodes are in view."""
+LAPTOP = {"width": 1366, "height": 680}
+
+
 TITLE = "ADT-Tree text to image (start here)"
 
 
@@ -47,13 +57,16 @@ def test_readme_steps_lead_to_an_image(visitor):
     dialog.get_by_role("textbox").first.wait_for()  # on a first visit, the template browser is open
     visitor.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
+    visitor.set_viewport_size(LAPTOP)
     logo = visitor.get_by_test_id("comfy-menu-button").or_(visitor.locator(".comfy-menu-button-wrapper"))
     logo.first.click()
     visitor.get_by_role("menuitem", name=pack, exact=True).hover()
     visitor.get_by_role("menuitem", name=entry).click()
     visitor.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
+    visitor.wait_for_function(IN_VIEW)
     visitor.get_by_role("button", name=button, exact=True).first.click()
     assert visitor.evaluate(RUN) == ["success", 1]
+    visitor.set_viewport_size(SIZE)
 
 
 def test_template_browser_has_the_first_template(visitor):

@@ -63,6 +63,84 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
     assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 15, sizes  # one line of text
 
 
+ENDED = """async () => {
+  const events = ['execution_success', 'execution_error', 'execution_interrupted'];
+  const end = new Promise((resolve) => {
+    for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
+  });
+  const wasAccepted = await app.queuePrompt(0);
+  return wasAccepted && end;
+}"""
+"""Runs the workflow. Returns the event that ended the run, or false if the server has rejected the prompt."""
+
+
+@pytest.mark.every_frontend("in both modes")
+def test_an_error_is_shown_under_its_node_until_the_next_run(tab, workflow):
+    """ComfyUI's own message says only that a node has failed."""
+    tab.load(workflow.data)
+    sampler = ask(tab, "")
+    assert tab.page.evaluate(ENDED) == "execution_error"
+    tab.settle()
+    tab.screenshot("empty_prompt")
+    assert line_of(tab, sampler) == "prompt is empty; describe the image in a few words."
+    tab.page.keyboard.press("Escape")
+    ask(tab, "a red house")
+    assert tab.page.evaluate(ENDED) == "execution_success"
+    tab.settle()
+    assert line_of(tab, sampler) == ""
+
+
+@pytest.mark.every_frontend("in both modes")
+def test_a_rejected_input_is_explained_under_its_node(tab):
+    """The server checks some inputs before it accepts the prompt."""
+    tab.open_template("ADT-Tree batch of prompts with report")
+    write = """(text) => {
+      const node = app.graph.nodes.find(({ type }) => type === 'ADTTreePrompts');
+      node.widgets.find(({ name }) => name === 'text').value = text;
+      app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader').widgets[0].value = 'tiny';
+      return node.id;
+    }"""
+    node = tab.page.evaluate(write, "missing.csv")
+    assert tab.page.evaluate(ENDED) is False
+    tab.settle()
+    tab.screenshot("rejected_input")
+    line = line_of(tab, node)
+    assert line.startswith("text: '") and "missing.csv' can't be read" in line and line.count("can't be read") == 1
+    tab.page.keyboard.press("Escape")
+    tab.page.evaluate(write, f"a fox {next(SEEDS)}")
+    assert tab.page.evaluate(ENDED) == "execution_success"
+    assert line_of(tab, node) == ""
+
+
+@pytest.mark.every_frontend("in both modes")
+def test_a_cancelled_batch_states_what_is_kept(tab, comfy):
+    tab.open_template("ADT-Tree batch of prompts with report")
+    setup = """([prompts, folder]) => {
+      const widget = (type, wanted) =>
+        app.graph.nodes.find((node) => node.type === type).widgets.find(({ name }) => name === wanted);
+      widget('ADTTreePrompts', 'text').value = prompts;
+      widget('ADTTreePrompts', 'count').value = 0;
+      widget('ADTTreeModelLoader', 'model').value = 'tiny';
+      widget('ADTTreeBatchSampler', 'folder').value = folder;
+      widget('ADTTreeBatchSampler', 'batch_size').value = 2;
+      const { id } = app.graph.nodes.find((node) => node.type === 'ADTTreeBatchSampler');
+      app.api.addEventListener('executed', ({ detail }) => {
+        if (String(detail.node) === String(id)) app.api.interrupt();
+      });
+      return id;
+    }"""
+    name = f"cancelled-{next(SEEDS)}"
+    node = tab.page.evaluate(setup, ["\n".join(f"{number} foxes" for number in range(40)), name])
+    assert tab.page.evaluate(ENDED) == "execution_interrupted"
+    tab.settle()
+    tab.screenshot("cancelled_batch")
+    (folder,) = comfy.base.glob(f"output/adt_tree_batches/{name}-*")
+    count = len(list(folder.glob("*.png")))
+    where = f"They are in output/adt_tree_batches/{folder.name}."
+    assert 0 < count < 40
+    assert line_of(tab, node) == f"{count} of 40 images kept. Press Run to continue. {where}"
+
+
 CUT = "(one) => one.scrollHeight > one.clientHeight + 1"
 INSIDE = """(one) => {
   const { bottom } = one.getBoundingClientRect();

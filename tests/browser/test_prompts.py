@@ -8,23 +8,37 @@ HEIGHT = """() => {
   const own = document.querySelector(`.lg-node[data-node-id="${node.id}"] textarea`); // of Nodes 2.0
   return (own ?? node.widgets.find((one) => one.name === 'text').element).getBoundingClientRect().height;
 }"""
-MESSAGE_SHOWN = "() => adtTest.line(app.graph.nodes.find((one) => one.type === 'ADTTreePrompts'))?.includes('blank')"
-TYPE = """(number) => {
+LINE = "adtTest.line(app.graph.nodes.find((one) => one.type === 'ADTTreePrompts'))"
+CHOOSE = """([file, text]) => {
   const node = (type) => app.graph.nodes.find((one) => one.type === type);
   const widget = (type, name) => node(type).widgets.find((one) => one.name === name);
-  widget('ADTTreePrompts', 'text').value = 'a red house\\n\\na blue boat ' + number;
+  widget('ADTTreePrompts', 'file').value = file;
+  widget('ADTTreePrompts', 'text').value = text;
   widget('ADTTreeModelLoader', 'model').value = 'tiny';
+  adtTest.end = new Promise((resolve) => app.api.addEventListener('execution_success', resolve, { once: true }));
 }"""
 
 
-def test_message_about_a_blank_line_does_not_resize_the_box(tab):
-    """The message must have a fixed height of two lines."""
+def run(tab, file: str, text: str) -> None:
+    """Run the template with prompts from a file, or from a text, until the end."""
+    tab.page.evaluate(CHOOSE, [file, text])
+    tab.run()
+    tab.page.evaluate("async () => { await adtTest.end }")
+    tab.settle()
+
+
+def test_only_blank_cells_of_a_table_cause_a_message_which_does_not_resize_the_box(tab, comfy):
+    """Blank lines in a text only separate prompts. The message must have a fixed height of two lines."""
     tab.open_template("ADT-Tree batch of prompts with report")
     tab.settle()
     before = tab.page.evaluate(HEIGHT)
-    tab.page.evaluate(TYPE, next(NUMBERS))  # a new list isn't in ComfyUI's cache
-    tab.run()
-    tab.page.wait_for_function(MESSAGE_SHOWN)
-    tab.settle()
-    tab.screenshot("blank_line")
+    number = next(NUMBERS)  # a new list isn't in ComfyUI's cache
+    run(tab, "(the text below)", f"a red house\n\na blue boat {number}\n")
+    assert tab.page.evaluate(LINE) == "" and tab.page.evaluate(HEIGHT) == before
+    name = f"blank-{number}-{tab.vue}.csv"
+    (comfy.base / "input").mkdir(exist_ok=True)
+    (comfy.base / "input" / name).write_text("prompt,note\na red house,\n,2\n", encoding="utf-8")
+    run(tab, name, "")
+    assert "1 of 2 prompts are blank and were left out: '2'." in tab.page.evaluate(LINE)
+    tab.screenshot("blank_prompt")
     assert before > 100 and before - tab.page.evaluate(HEIGHT) < 50

@@ -241,7 +241,7 @@ def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the text of the other node is the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     capture_state(tab)
-    tab.wait(sampler, f"panel.caption.element.textContent === '{caption} The prompt has changed.'")
+    tab.wait(sampler, f"panel.caption.own.textContent === '{caption} The prompt has changed.'")
 
 
 def capture_state(tab) -> None:

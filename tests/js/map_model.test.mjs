@@ -38,6 +38,8 @@ function made(header = {}, rounds = ROUNDS) {
   return run;
 }
 
+const finished = (run) => Object.assign(run, { state: "done" });
+
 test("each token has the figures of its round, and the first token the figures of the prompt", () => {
   const run = made();
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 3, 1, 3, 3, 3]);
@@ -113,17 +115,18 @@ test("tokens of one round belong together", () => {
 
 test("a speed-up is shown only for runs in turns or within one prompt", () => {
   const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]);
-  const finished = (header, rounds) => Object.assign(made(header, rounds), { state: "done" });
   const pair = (a, b) => [
-    finished({ prompt: "p", ...a }),
-    finished({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds),
+    finished(made({ prompt: "p", ...a })),
+    finished(made({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds)),
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(summary(a, b), /^1\.92× as fast as B \(run in alternation\) · 8 tokens in 0\.1 s$/);
-  assert.match(summary(b), /^no drafting · 8 tokens/);
+  assert.match(summary(a, b), /^1\.92× as fast as B \(measured in turns\) · 8 tokens drawn in 0\.1 s$/);
+  assert.match(summary(b), /^No drafting · 8 tokens/);
+  const undrafted = summary(...pair({ speedup: 2.21 }, { prompt: "q" }));
+  assert.match(undrafted, /^About 2\.2 times as fast as without drafts · /, "'same image' would mean image B");
   const [first, second] = pair({}, { node: "7" });
-  assert.match(summary(first, second), /1\.92× as fast as B \(run one after the other\)/);
+  assert.match(summary(first, second), /1\.92× as fast as B \(measured one after the other\)/);
   for (const [one, other] of [
     pair({}, { prompt: "q" }),
     pair({ prompt: undefined }, { prompt: undefined }),
@@ -137,21 +140,21 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
 });
 
 test("the headline says how much faster a run was, in estimated times, and whether its image is the same", () => {
-  const done = (header) => Object.assign(made(header), { state: "done" });
+  const done = (header) => finished(made(header));
   assert.match(summary(done({ speedup: 2.21 })), /^About 2\.2 times as fast as without drafts, same image · 8 tokens/);
   assert.match(summary(done({ speedup: 2.21, relaxed: true })), /without drafts, image slightly changed ·/);
   assert.match(summary(done({})), /^Same image · 8 tokens/, "the speed is not known");
   assert.match(summary(done({ speedup: 0.9 })), /^Same image ·/);
   assert.equal(summary(made({ speedup: 2.21 })), "8 of 8 tokens · 77 tokens/s", "during the run");
   const details = Object.fromEntries(numbers(done({}), 0));
-  assert.deepEqual([details["tokens per pass"], details["tokens per second"]], ["2.33", "76.9"]);
+  assert.deepEqual([details["Tokens per pass"], details["Tokens per second"]], ["2.33", "76.9"]);
 });
 
 test("every name of a relaxed run has the share of replaced tokens", () => {
   const run = made({ relaxed: true });
   assert.equal(run.replaced, 1 / 7);
   assert.equal(nameOf(run), "ADT-Tree, Relaxed, 14.3 % of tokens replaced");
-  assert.equal(caption(run, []), "Made with seed 1 (ADT-Tree, Relaxed, 14.3 % of tokens replaced).");
+  assert.equal(caption(finished(run), []), "Made with seed 1 (ADT-Tree, Relaxed, 14.3 % of tokens replaced).");
   assert.equal(titleOf(run, made()), "ADT-Tree, Relaxed 14.3 %");
   assert.equal(titleOf(run, made({ seed: "2" })), "ADT-Tree, Relaxed 14.3 %, seed 1", "beside another seed");
   const untouched = made({ relaxed: true }, ROUNDS.slice(0, 2));
@@ -182,7 +185,7 @@ test("a run for which Auto stopped drafting has a sentence about it, and shows t
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
   assert.equal(none.figureShown("acceptance"), "moment");
   none.state = "done";
-  assert.match(summary(none), /^no drafts · \d+ tokens/);
+  assert.match(summary(none), /^No drafts · \d+ tokens/);
   assert.equal(sentence(none, 0), "Drafting would not be faster here: one token per pass.");
   const few = auto(
     Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))),
@@ -190,7 +193,7 @@ test("a run for which Auto stopped drafting has a sentence about it, and shows t
   );
   assert.equal(few.figureShown("acceptance"), "acceptance");
   few.state = "done";
-  assert.match(summary(few), /^hardly any drafts · \d+ tokens/);
+  assert.match(summary(few), /^Hardly any drafts · \d+ tokens/);
   assert.equal(sentence(few, 0), "Drafting would not be faster for a batch of 4 images: mostly one token per pass.");
   const missed = auto(Array.from({ length: 15 }, (_, i) => single(i, 1)));
   assert.equal(sentence(missed, 0), "", "drafts were made, and all of them refused");
@@ -226,16 +229,16 @@ test("a sentence names the fastest and the slowest region, if they differ", () =
   const run = made({ grid: [6, 6] }, rounds);
   assert.match(
     sentence(run, 0),
-    /^Fastest: top( left| right)? \(up to 6 tokens per pass\)\. Slowest: [a-z ]+ \(1\)\.$/,
+    /^Fastest: top( left| right)? \([\d.]+ tokens per pass\)\. Slowest: [a-z ]+ \(1\.0\)\.$/,
   );
   const table = numbers(run, 0);
   assert.deepEqual(
-    table.find(([name]) => name === "passes of the model"),
-    ["passes of the model", 26],
+    table.find(([name]) => name === "Passes of the model"),
+    ["Passes of the model", 26],
   );
   assert.deepEqual(
-    table.find(([name]) => name === "drafted tokens"),
-    ["drafted tokens", 5 + 6 + 24],
+    table.find(([name]) => name === "Drafted tokens"),
+    ["Drafted tokens", 5 + 6 + 24],
   );
   const even = made(
     { grid: [6, 6] },
@@ -246,6 +249,8 @@ test("a sentence names the fastest and the slowest region, if they differ", () =
 
 test("the caption shows what made the map, and which values differ now", () => {
   const exact = made({}, ROUNDS.slice(0, 2));
+  assert.equal(caption(exact, []), "Seed 1 (ADT-Tree).", "during the run, or cancelled");
+  exact.state = "done";
   assert.equal(caption(exact, []), "Made with seed 1 (ADT-Tree).");
   const differences = [
     { name: "seed", now: 2 },

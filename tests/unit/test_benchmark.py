@@ -11,8 +11,8 @@ from adt_core import Lantern, Pipeline, Recipe, cli
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.lab import benchmark
-from adt_core.lab.report import COLUMNS
-from adt_core.policies import POLICIES
+from adt_core.lab.report import COLUMNS, verdict
+from adt_core.policies import PLAIN, POLICIES
 from tests.command import words
 
 METHODS = "eagle2 adt-tree static:mc_sim_7b_63 jacobi jacobi-64 merged-chain merged merged-64 auto auto-jacobi".split()
@@ -54,7 +54,39 @@ def test_every_method_and_every_column(run, tmp_path, methods):
     assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
     with (tmp_path / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["no-drafting", *methods]
-    assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") in out
+    page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert page in out and page.splitlines()[0] == f"**{verdict(results['summary'], 3)}**"
+
+
+@pytest.mark.parametrize(
+    "methods, line",
+    [
+        ({}, "Same image: yes."),
+        (
+            {"auto": (2.14, 4), "jacobi": (1.5, 4)},
+            "Same image: yes. Fastest: auto, about 2.1 times as fast as without drafts (2.0 to 2.3).",
+        ),
+        (
+            {"auto": (2.14, 4), "jacobi": (1.5, 3), "auto+lantern": (3.0, 0)},
+            "Same image: no (jacobi, auto+lantern). "
+            "Fastest: auto+lantern, about 3.0 times as fast as without drafts (2.9 to 3.2).",
+        ),
+        (
+            {"eagle2": (0.8, 4), "jacobi": (0.84, 4)},
+            "Same image: yes. Fastest: jacobi, about 0.8 times as fast as without drafts (0.7 to 1.0).",
+        ),
+    ],
+    ids=["only without drafts", "same image", "other images", "slower than without drafts"],
+)
+def test_the_verdict_names_changed_images_and_the_fastest_method(methods, line):
+    """``methods`` has the speed-up of each method over decoding without drafts, and its identical images of four."""
+    rows = [
+        {"method": name, "speedup": speed, "low": speed - 0.1, "high": speed + 0.2, "identical": identical}
+        for name, (speed, identical) in {PLAIN: (1.0, 4), **methods}.items()
+    ]
+    found = verdict(rows, 4)
+    assert found == line
+    assert all(part.key for part in found.parts), "every part has translations"
 
 
 def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):

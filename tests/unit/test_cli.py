@@ -252,10 +252,13 @@ def test_no_cuda(generate):
 
 
 def test_blank_prompts_are_reported(generate):
+    """A blank cell of a table is reported. Blank lines of a text only separate prompts."""
     Path("list.txt").write_text("a red house\n\na blue sky\n", encoding="utf-8")
-    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png")
-    assert code == 0 and len(list(Path().glob("x-*.png"))) == 2, err
-    assert "1 of 3 prompts are blank and were left out: '2'." in out
+    Path("list.csv").write_text("prompt,note\na red house,\n,2\na blue sky,\n", encoding="utf-8")
+    for name, is_reported in (("list.txt", False), ("list.csv", True)):
+        code, out, err = generate(prompt=None, prompts=name, output=f"{name}.png")
+        assert code == 0 and len(list(Path().glob(f"{name}-*.png"))) == 2, err
+        assert ("1 of 3 prompts are blank and were left out: '2'." in out) == ("blank" in out) == is_reported
 
 
 @pytest.mark.parametrize("model, is_reported", [pytest.param("bundled", True, marks=pytest.mark.long), (None, False)])
@@ -269,10 +272,10 @@ def test_prompts_outside_of_the_training_data_are_reported(generate, model, is_r
 
 
 def test_long_prompts_of_a_list_are_reported(generate):
-    Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
-    refused = generate(prompt=None, prompts="list.txt", output="x.png", invalid_prompts="error")
+    Path("list.csv").write_text("prompt,note\na red house,\n,2\n" + "a very long day " * 500, encoding="utf-8")
+    refused = generate(prompt=None, prompts="list.csv", output="x.png", invalid_prompts="error")
     assert_refused(refused, "--prompts: that with the id '2' is empty", code=2)
-    Path("list.txt").write_text("a red house\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
+    Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
     refused = generate(prompt=None, prompts="list.txt", output="x.png", invalid_prompts="error")
     assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "Prompt too long: ")
     assert not list(Path().glob("x*"))

@@ -127,23 +127,22 @@ def test_ids_are_read_or_line_numbers(tmp_path):
         "p.jsonl": ["x/7", "3"],
         "p.tsv": ["1", "2"],
     }
-    assert non_blank(parse_lines(" a cat\n\na dog ")) == [PromptEntry("1", "a cat"), PromptEntry("3", "a dog")]
-    assert non_blank(parse_lines(" \n")) == []
+    assert parse_lines(" a cat\n\n \na dog \n") == [PromptEntry("1", "a cat"), PromptEntry("4", "a dog")]
+    assert parse_lines(" \n") == []
 
 
 def test_blank_prompts_are_reported(tmp_path):
-    """Line breaks at the end of a file don't count as blank prompts."""
+    """In a table or in JSON, a prompt without text is probably a mistake. Blank lines only separate prompts."""
     annotations = [
         {"image_id": 9, "id": 1, "caption": " "},
         {"image_id": 3, "id": 2, "caption": ""},
         {"image_id": 3, "id": 3, "caption": "a cat"},
     ]
     files = {
-        "p.txt": ("a cat\n\na dog\n\n", ["2"]),
         "p.json": ('["", "a cat", " "]', ["1", "3"]),
         "coco.json": (json.dumps({"annotations": annotations}), ["9"]),
         "p.jsonl": ('{"prompt": " ", "id": "x/7"}\n\n"a dog"\n', ["x/7"]),
-        "p.tsv": ("Prompt\tNote\na cat\t\n\t1\n", ["2"]),
+        "p.tsv": ("Prompt\tNote\na cat\t\n\n\t\n\t1\n", ["2"]),
     }
     for name, (text, blank) in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -151,8 +150,10 @@ def test_blank_prompts_are_reported(tmp_path):
         names = ", ".join(map(repr, blank))
         assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
         assert [prompt.id for prompt in found if prompt not in non_blank(found)] == blank
-    assert blank_note(parse_lines("a cat\n\n")) == blank_note(parse_lines("a cat\n \n")) == ""
-    assert blank_note(parse_lines("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
+    (tmp_path / "p.txt").write_text("\na cat\n\n \na dog\n\n", encoding="utf-8")
+    assert blank_note(read_all(tmp_path / "p.txt")) == ""
+    (tmp_path / "nine.json").write_text(json.dumps([""] * 9 + ["a"]), encoding="utf-8")
+    assert blank_note(read_all(tmp_path / "nine.json")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
 def test_comments_in_plain_text_are_ignored():

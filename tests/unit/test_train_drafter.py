@@ -251,10 +251,14 @@ def test_an_interrupted_run_has_the_same_weights(train, tmp_path, monkeypatch):
 
         patch.setattr(owner, name, counted)
 
+    kept = []
+    monkeypatch.setattr(command.ProgressBars, "on_stop", lambda self, *numbers: kept.append(numbers))
     for owner, name, count in ((command.TrainingImages, "put", 1), (command.Trainer, "_train_step", 3)):
         with monkeypatch.context() as patch:
             stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1
+    (some, total, _), _ = kept
+    assert kept == [(some, total, 0), (total, total, 2)] and 0 < some < total, "one step is not in the checkpoint"
     assert train(steps=6, every=2)[0] == 0
     complete = weights(tmp_path / "complete")
     resumed = weights(tmp_path / "out")

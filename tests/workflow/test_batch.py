@@ -60,10 +60,12 @@ def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
         "ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0
     )
     batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, batch_size=2)
-    cancel_batch(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
+    _, line = cancel_batch(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < len(captions)
+    where = f"They are in output/adt_tree_batches/{folder.name}."
+    assert line == f"{len(kept)} of 4 images kept. Press Run to continue. {where}"
     comfy.run(batch.prompt)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
@@ -82,7 +84,7 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
 
     before = folders()
     sampler = batch.set("ADTTreeBatchSampler", seed=seed, batch_size=4).id("ADTTreeBatchSampler")
-    length = cancel_batch(comfy, batch.prompt, sampler) // COUNT
+    length = cancel_batch(comfy, batch.prompt, sampler)[0] // COUNT
     (folder,) = folders() - before
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
@@ -112,14 +114,18 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
     check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
 
 
-def cancel_batch(comfy, prompt: dict, sampler: str) -> int:
-    """Queue a batch and cancel it after its second image. Return the number of tokens of the complete batch."""
+def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
+    """Queue a batch and cancel it after its second image.
+
+    Returns:
+        The number of tokens of the complete batch, and the last line of text under the node.
+    """
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
         browser.wait_for(lambda m: m.type == TEXT and finished_images(m.data) >= 2)
         interrupt_and_time(comfy, browser, prompt_id)
-    return first.data["max"]
+        return first.data["max"], lines_under(browser.messages, sampler)[-1]
 
 
 def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
@@ -188,7 +194,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     shown_text = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
-    assert "1 of 4 prompts are blank and were left out: '2'." in shown_text
+    assert "blank" not in shown_text, "a blank line is no prompt"
     assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in shown_text
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]

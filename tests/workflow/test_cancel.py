@@ -7,6 +7,7 @@ import time
 
 import pytest
 from comfy_server import Failed
+from messages import lines_under
 
 LIMIT = 0.5
 pytestmark = pytest.mark.alone
@@ -93,7 +94,10 @@ def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
         prompt_id = comfy.queue(prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and m.data["value"] == 1)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
+        line = lines_under(browser.messages, node)[-1]
     (runs,) = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl")) - others
+    where = f"The results are in output/adt_tree_benchmark/{runs.parent.name}."
+    assert line == f"1 of 2 prompts kept. Press Run to continue. {where}"
     before = runs.read_text(encoding="utf-8").splitlines()
     assert len(before) == 2
     comfy.run(prompt)

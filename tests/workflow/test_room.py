@@ -44,7 +44,9 @@ def plain(graph):
 
 @pytest.mark.small_models
 def test_switching_models_needs_memory_for_one(comfy, plain, large, checkpoints):
+    """Freed memory is returned to the system. Otherwise, it would be up to half a model of the measured memory."""
     size = (checkpoints[0] / "model.safetensors").stat().st_size
+    comfy.get("/probe/return_freed")
     comfy.run(plain.prompt)
     before = comfy.get("/probe/bytes")["bytes"]
     comfy.run(plain.set("ADTTreeModelLoader", model=large[0]).prompt)
@@ -52,7 +54,7 @@ def test_switching_models_needs_memory_for_one(comfy, plain, large, checkpoints)
     comfy.get("/probe/peak")
     comfy.run(plain.set("ADTTreeModelLoader", model=large[1]).prompt)
     most = (comfy.get("/probe/peak")["bytes"] - before) / size
-    assert most < 1.75, f"memory for {most:.2f} models; only the new one and a part of its file may be in memory"
+    assert 1 < most < 1.75, f"memory for {most:.2f} models; only the new one and a part of its file may be in memory"
 
 
 def test_two_models_in_one_graph_both_draw(comfy, plain, large):

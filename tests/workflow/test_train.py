@@ -1,5 +1,7 @@
 """Tests of the node Train Drafter on a server: cancelling, resuming, and using the trained drafter."""
 
+import re
+
 import numpy as np
 import pytest
 from images import images
@@ -20,6 +22,8 @@ def test_trained_drafter_is_listed_and_used(stocked, graph):
         prompt_id = comfy.queue(prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])
         interrupt_and_time(comfy, browser, prompt_id)
+        kept = lines_under(browser.messages, node)[-1]
+    assert re.fullmatch(r"\d+ (of \d+ images|steps) kept\. Press Run to continue\.", kept)
     outputs, messages = comfy.watch(prompt)
     first, *_, last = lines_under(messages, node)
     assert first.startswith("The training takes about ") and first.endswith(" GiB of disk.")

@@ -32,6 +32,15 @@ class TrainingCallback:
     def on_step(self, run: Run, log: list[dict]) -> None:
         """Report progress after a training step."""
 
+    def on_stop(self, images: int, total: int, steps: int) -> None:
+        """Report what is kept when an exception has stopped the training.
+
+        Args:
+            images: Number of images that are stored.
+            total: Number of images of the training.
+            steps: Number of training steps in the checkpoint.
+        """
+
 
 class ProgressBars(TrainingCallback):
     """Progress bars in a terminal."""

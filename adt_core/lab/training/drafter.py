@@ -275,10 +275,15 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
     write_in(plan.folder, "settings.json", to_json(plan.settings))
     images = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
     trainer = Trainer(target, images, plan, drafter)
-    if trainer.run.fraction < 1:
-        callback.on_estimate(trainer.estimate(callback.check))
-    trainer.create_images(callback)
-    trainer.train(callback)
+    try:
+        if trainer.run.fraction < 1:
+            callback.on_estimate(trainer.estimate(callback.check))
+        trainer.create_images(callback)
+        trainer.train(callback)
+    except BaseException:
+        total = len(plan.prompts)
+        callback.on_stop(total - len(images.missing), total, trainer.run.saved_step)
+        raise
     return trainer
 
 

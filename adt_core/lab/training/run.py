@@ -146,6 +146,7 @@ class Run:
         average: Exponential moving average of the weights, by parameter name. It is the result of the training.
         state: Content of the checkpoint from which the run was resumed; step 0 and 0 seconds for a new run.
         step: Number of finished steps.
+        saved_step: Number of finished steps in the checkpoint file.
     """
 
     path: Path
@@ -168,7 +169,7 @@ class Run:
                 lambda reason: f"'{self.path}' is damaged, or belongs to another run ({reason}); {remedy}."
             ):
                 self._resume(device)
-        self.step = self.state["step"]
+        self.step = self.saved_step = self.state["step"]
         self.begin()
 
     def _resume(self, device: torch.device) -> None:
@@ -238,3 +239,4 @@ class Run:
             "elapsed": self.elapsed,
         }
         write_in(self.path.parent, self.path.name, checkpoint.to_bytes({**state, **more}))
+        self.saved_step = self.step

@@ -67,6 +67,7 @@ class Pack:
         self.bundled = ROOT / "adt_core" / "bundled"
         self.package = lambda name: importlib.import_module(package + name)
         self.AdtError = self.package(".adt_core.errors").AdtError
+        self.Cancelled = importlib.import_module("comfy.model_management").InterruptProcessingException
 
     @property
     def ours(self) -> dict[str, dict]:

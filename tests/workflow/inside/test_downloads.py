@@ -75,6 +75,23 @@ def test_download_happens_once(pack, hub, load, folders):
     assert hub.requests == [], "complete models need no request"
 
 
+def test_a_cancelled_download_states_what_is_kept(pack, hub, load, downloading, without_janus, monkeypatch, caplog):
+    def kept() -> int:
+        folder = pack.base / "models" / "ar_image" / JANUS
+        return sum(path.stat().st_size for path in folder.rglob(".*.adt-tree.download"))
+
+    def cancel() -> None:
+        if kept() > 100_000:
+            raise pack.Cancelled
+
+    with monkeypatch.context() as patch, pytest.raises(pack.Cancelled), caplog.at_level("INFO"):
+        patch.setattr(downloading, "check_cancelled", cancel)
+        load(JANUS)
+    assert caplog.messages[-1] == f"ADT-Tree: {kept() / 1e6:.1f} MB kept. Press Run to resume."
+    load(JANUS)
+    assert kept() == 0
+
+
 def test_all_parts_of_llamagen_and_its_drafter_are_downloaded(pack, hub, load):
     model, *_ = load(LLAMAGEN)
     assert model.target.name == LLAMAGEN

@@ -86,16 +86,17 @@ def test_incompatible_inputs(pack, model, sampler_error):
 
 
 @pytest.mark.parametrize(
-    "shape, words",
+    "shape, value, words",
     [
-        ((1, 4, 16, 16), ("is empty, as from Empty Latent Image", "remove the link")),
-        ((1, None, 12, 8), ("12 rows and 8 columns", "128 by 128 pixels")),
-        ((1, None, 16, 16), ("noise mask",)),
+        ((1, 4, 16, 16), 0.0, ("is empty, as from Empty Latent Image", "remove the link")),
+        ((1, None, 16, 16), 0.0, ("is empty, as from Empty Latent Image", "remove the link")),
+        ((1, None, 12, 8), 1.0, ("12 rows and 8 columns", "128 by 128 pixels")),
+        ((1, None, 16, 16), 1.0, ("noise mask",)),
     ],
 )
-def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, words):
+def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, value, words):
     channels = model.target.codec.codebook.shape[1]
-    samples = torch.zeros([channels if side is None else side for side in shape])
+    samples = torch.full([channels if side is None else side for side in shape], value)
     message = sampler_error(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
     assert message.startswith("latent_image: ") and all(word in message for word in words)
     if None not in shape:

@@ -19,10 +19,6 @@ QUICK = {
 }
 
 
-class Cancelled(BaseException):
-    """Stands for ComfyUI's exception for a cancelled run, which newer versions derive from BaseException."""
-
-
 @pytest.fixture
 def train(pack, small):
     """Return a function that runs the node in the same way as ComfyUI: in inference mode, with lists as inputs."""
@@ -63,8 +59,8 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
         np.testing.assert_array_equal(small.vectors(drafter=loaded, settings={"method": "eagle2"}), before)
 
 
-def test_training_resumes_after_cancelling(pack, train, monkeypatch):
-    """Cancel while images are generated, and between checkpoints.
+def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
+    """Cancel while images are generated, and between checkpoints. The log must state what is kept.
 
     The weights must equal the weights of an uninterrupted training.
     """
@@ -75,15 +71,19 @@ def test_training_resumes_after_cancelling(pack, train, monkeypatch):
     def cancels(method: str, reached) -> None:
         def cancel(self, *done) -> None:
             if reached(*done):
-                raise Cancelled
+                raise pack.Cancelled
 
-        with monkeypatch.context() as patch, pytest.raises(Cancelled):
+        with monkeypatch.context() as patch, pytest.raises(pack.Cancelled), caplog.at_level("INFO"):
             patch.setattr(module._NodeWatch, method, cancel)
             train("stopped")
 
     cancels("on_images", lambda done, total: done > 3)
     cancels("on_step", lambda run, log: run.step == 1)
     cancels("on_step", lambda run, log: run.step == 3 and len(log) == 1)
+    told = [line for line in caplog.messages if line.endswith("Press Run to continue.")]
+    assert told == [
+        f"ADT-Tree: {kept} kept. Press Run to continue." for kept in ("3 of 6 images", "1 steps", "3 steps")
+    ]
     train("stopped")
     assert weights(pack, "stopped") == weights(pack, "complete")
 

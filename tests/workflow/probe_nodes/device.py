@@ -1,8 +1,11 @@
 """Simulation of device memory: memory that runs out, and caches in addition to the weights."""
 
+import ctypes
+import gc
 import threading
 import time
 import weakref
+from importlib import import_module
 
 import comfy.model_management as mm
 import psutil
@@ -10,19 +13,28 @@ import torch
 from aiohttp import web
 from server import PromptServer
 
+from .costs import pack
+
+M_MMAP_THRESHOLD = -3
+"""Option of glibc's ``mallopt``: size in bytes from which a block gets its own memory, which is returned when freed."""
 routes = PromptServer.instance.routes
-own_attention = torch.nn.functional.scaled_dot_product_attention
 own_load = mm.load_models_gpu
+own_forward: list = []
 
 
 @routes.get("/probe/exhaust")
 async def exhaust(request):
-    """Make every forward pass run out of memory from now on. With ``on=0``, switch this off."""
+    """Make every forward pass of a model run out of memory from now on. With ``on=0``, switch this off."""
+    layer = import_module(f"{pack()}.adt_core.models.layers").Layer
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    torch.nn.functional.scaled_dot_product_attention = fail if request.query["on"] == "1" else own_attention
+    if request.query["on"] == "1":
+        own_forward.append(layer.forward)
+        layer.forward = fail
+    else:
+        layer.forward = own_forward.pop()
     return web.json_response({})
 
 
@@ -88,6 +100,20 @@ class Peak(threading.Thread):
         while self.going_on:
             self.most = max(self.most, process.memory_info().rss)
             time.sleep(0.002)
+
+
+@routes.get("/probe/return_freed")
+async def return_freed(request):
+    """Return freed memory to the system, now and from now on, so that the resident memory is the memory in use.
+
+    By default, glibc keeps freed tensors of up to 32 MiB in its heap. Often it cannot reuse this memory for tensors of
+    the same size, because it reserves some bytes more for aligned memory.
+    """
+    libc = ctypes.CDLL(None)
+    gc.collect()
+    libc.mallopt(M_MMAP_THRESHOLD, 2**20)
+    libc.malloc_trim(0)
+    return web.json_response({})
 
 
 watching: list[Peak] = []
