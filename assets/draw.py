@@ -80,7 +80,7 @@ class Painter:
 
         The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
         """
-        sea = self.image(self.decode(SEA, seed=SEA_SEED))
+        seas = [self.decode(SEA, seed=SEA_SEED, method=method) for method in ("adt-tree", "autoregressive")]
         exact = self.image(self.decode(CAPTION, seed=RELAXED_SEED))
         relaxed = self.image(self.decode(CAPTION, seed=RELAXED_SEED, method="adt-tree", lantern_delta=1.0))
         first = self.image(house)
@@ -89,14 +89,16 @@ class Painter:
         continued = [self.image(self.decode(BEACH, upper_half, seed=seed)) for seed in BEACH_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
-            "ADT-Tree compared with no drafting": tiled(sea, sea, ImageChops.difference(sea, sea)),
+            "ADT-Tree compared with no drafting": compared(
+                *map(self.image, seas), *(len(sea.trace.rounds) for sea in seas)
+            ),
             "ADT-Tree continue a picture": tiled(first, *continued),
             "ADT-Tree relaxed acceptance (LANTERN)": tiled(relaxed, exact, ImageChops.difference(relaxed, exact)),
         }
 
 
 def tiled(*images: Image.Image) -> Image.Image:
-    """Return three or four images as one image with two per row. If there are three, the third is centered."""
+    """Return up to four images as one image with two per row. If there are three, the third is centered."""
     side = 2 * TILE + GAP
     canvas = Image.new("RGB", (side, side), DARK)
     for number, image in enumerate(images):
@@ -104,6 +106,24 @@ def tiled(*images: Image.Image) -> Image.Image:
         if number == 2 and len(images) == 3:
             left = (side - TILE) // 2
         canvas.paste(image.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, number // 2 * (TILE + GAP)))
+    return canvas
+
+
+def compared(drafted: Image.Image, plain: Image.Image, drafted_passes: int, plain_passes: int) -> Image.Image:
+    """Return two equal images side by side. Below them are two bars, whose lengths are the numbers of model passes."""
+    assert ImageChops.difference(drafted, plain).getbbox() is None
+    canvas = tiled(drafted, plain)
+    draw = ImageDraw.Draw(canvas)
+    right = canvas.width - 2 * GAP
+    draw.text((2 * GAP, 276), "A and B: the same image", font=ImageFont.load_default(36), fill="white")
+    rows = ("A: with drafts", drafted_passes, VIRIDIS[-2]), ("B: without", plain_passes, REJECTED)
+    for number, (name, passes, color) in enumerate(rows):
+        top = 340 + 86 * number
+        length = (right - 2 * GAP) * passes / max(drafted_passes, plain_passes)
+        draw.text(
+            (2 * GAP, top), f"{name}, {passes} passes of the model", font=ImageFont.load_default(26), fill="white"
+        )
+        draw.rectangle((2 * GAP, top + 38, 2 * GAP + length, top + 62), fill=color)
     return canvas
 
 

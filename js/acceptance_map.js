@@ -20,7 +20,7 @@ import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
-import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
+import { homesOf, keep, noteHomes, noteStart, noteSuccess, parts, remember, seen } from "./runs.js";
 import { Budget } from "./saved_map.js";
 import { setLanguage, texts } from "./texts.js";
 
@@ -70,10 +70,26 @@ function finish(message) {
   else if (home) keep(home, saved, reference);
 }
 
-function start() {
+/** Store which maps belong to a queued prompt, because the user may open another workflow before it runs. */
+function queued({ prompt, homes }) {
+  noteHomes(
+    prompt,
+    homes,
+    [...maps.values()].map((map) => map.home),
+  );
+}
+
+function start(message) {
   running.id = null;
   running.workflow = openWorkflow();
+  noteStart(message.prompt_id);
   stop();
+  refreshCaptions();
+}
+
+function succeed(message) {
+  noteSuccess(message.prompt_id);
+  refreshCaptions();
 }
 
 function stop() {
@@ -83,12 +99,13 @@ function stop() {
 // Listen before ComfyUI connects to the server. A run may continue while the page is reloaded, and ComfyUI reports
 // messages without listeners as errors.
 listen({
-  "adt_tree.queued": ({ prompt, homes }) => noteHomes(prompt, homes), // the user may open another workflow meanwhile
+  "adt_tree.queued": queued,
   "adt_tree.map": receive,
   executed: finish,
   b_preview_with_metadata: ({ jobId, displayNodeId, nodeId, blob }) =>
     mapAt(homeOf(jobId, displayNodeId ?? nodeId))?.preview(blob),
   execution_start: start,
+  execution_success: succeed,
   execution_interrupted: stop,
   execution_error: stop,
   graphChanged: () => {
@@ -96,8 +113,11 @@ listen({
   },
 });
 
-/** Update the captions while the user types a prompt. ComfyUI reports the change of the workflow later. */
-function onInput() {
+/**
+ * Update the captions with the next frame. ComfyUI reports a change by the user late, for example after a prompt has
+ * been typed. In Nodes 2.0, it does not report that a node was muted or bypassed.
+ */
+function refreshCaptions() {
   requestAnimationFrame(() => {
     for (const map of maps.values()) map.panel.refreshCaption();
   });
@@ -135,7 +155,7 @@ registerExtension({
     onPreference("map", (on) => {
       for (const map of maps.values()) map.show(on);
     });
-    addEventListener("input", onInput, true);
+    for (const event of ["input", "keyup", "click"]) addEventListener(event, refreshCaptions, true);
   },
 
   beforeConfigureGraph(/** @type {any} */ workflow) {

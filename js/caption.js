@@ -44,7 +44,7 @@ export class Caption {
    *
    * @param {object | null} run
    * @param {Difference[]} differences
-   * @param {string} off sentence on why the node does not run, or ""
+   * @param {string} off sentence on why the map is from an earlier run, or ""
    */
   show(run, differences, off) {
     const text = run ? caption(run, differences, off) : "";

@@ -202,6 +202,11 @@ function rootGraph() {
   return app.rootGraph ?? app.graph;
 }
 
+/** A new id for a workflow. */
+export function newWorkflowId() {
+  return /** @type {string} */ (/** @type {any} */ (window).LiteGraph.uuidv4());
+}
+
 /** Id of the open workflow. */
 export function openWorkflow() {
   return rootGraph()?.id;
@@ -382,6 +387,26 @@ export function runsItself(node) {
   return !(node.subgraph || node.isVirtualNode || node.mode);
 }
 
+/**
+ * The mode of a node: 0 if it runs, 2 if it is muted, 4 if it is bypassed. A muted or bypassed subgraph passes its mode
+ * on to the nodes in it. A node in a subgraph that is used several times runs if it runs in one of them.
+ */
+export function modeOf(node) {
+  if (node.graph === rootGraph()) return node.mode;
+  const modes = modesIn(rootGraph(), node);
+  return modes.find((mode) => !mode) ?? modes[0] ?? node.mode;
+}
+
+/** The modes of a node, one for each of its execution ids. `outer` is the mode of the subgraph. @returns {number[]} */
+function modesIn(graph, node, outer = 0) {
+  return graph.nodes.flatMap((one) => {
+    const mode = outer || one.mode;
+    const subgraph = subgraphOf(one);
+    const inside = subgraph ? modesIn(subgraph, node, mode) : [];
+    return one === node ? [mode, ...inside] : inside;
+  });
+}
+
 // ---- widgets -------------------------------------------------------------------------------
 
 /** The widget of this name, or undefined. @returns {Widget | undefined} */
@@ -469,10 +494,11 @@ export function foldAdvanced(node) {
  * @param {string} name
  * @param {string} type
  * @param {HTMLElement} element
- * @param {object} options options of ComfyUI's `addDOMWidget`, such as minimum heights
+ * @param {{label: string, [name: string]: any}} options name to show, and options of ComfyUI's `addDOMWidget`, such as
+ *   minimum heights
  * @returns {Widget}
  */
-export function addElement(node, name, type, element, options) {
+export function addElement(node, name, type, element, { label, ...options }) {
   const all = {
     serialize: false,
     hideOnZoom: true,
@@ -483,6 +509,7 @@ export function addElement(node, name, type, element, options) {
   };
   // `hideInPanel`: a panel that lists a node's widgets would take the element out of the node.
   const widget = /** @type {any} */ (node.addDOMWidget(name, type, element, all));
+  widget.label = label; // App mode and lists of a subgraph's inputs show it
   widget.serialize = false; // the option `serialize` excludes it from the prompt, this property from the workflow
   return widget;
 }

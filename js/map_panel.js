@@ -27,7 +27,8 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  *
  * - `choices` lists the runs that the user can compare with, and `choose` returns one of them.
  * - `differences` returns the differences between two runs, for the caption (caption.js).
- * - `off` is the note in the caption while the node is muted or bypassed, else "".
+ * - `off` is the note in the caption if the map is from an earlier run, because the node is or was muted or bypassed,
+ *   else "".
  * - `changed` stores the settings after a change, and `grow` makes the node higher.
  * - `measure` compares the run with one without drafts, and `canMeasure` returns whether this is possible.
  * - `drawn` is called after each drawing.

@@ -16,6 +16,7 @@ import {
   isEditable,
   isLinked,
   isOpen,
+  modeOf,
   nodeAt,
   noticeChanges,
   openWorkflow,
@@ -36,7 +37,7 @@ import { MapPanel } from "./map_panel.js";
 import { listedName } from "./models.js";
 import { own } from "./own.js";
 import { preference } from "./preferences.js";
-import { keep, latest, load, noteShown, recall } from "./runs.js";
+import { isLeftOut, keep, latest, load, noteShown, recall } from "./runs.js";
 import { checkMap, checkProperty } from "./saved_map.js";
 import { shortName } from "./sentences.js";
 import { PROMPT, texts } from "./texts.js";
@@ -70,9 +71,9 @@ export class NodeMap {
     const { element } = this.panel;
     forwardWheelAndPan(element);
     for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
-    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, { getMinHeight: () => this.#minHeight() });
+    const options = { label: texts.map, getMinHeight: () => this.#minHeight() };
+    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, options);
     this.widget.map = this;
-    this.widget.label = texts.map; // App mode shows it
     this.zoomedOut = new ZoomedOutMap(node, this.widget, this.panel);
     this.show(preference("map"));
     this.changed();
@@ -275,9 +276,9 @@ export class NodeMap {
     return { name, now: String(widget.value), was, restore };
   }
 
-  /** A sentence on why the node does not run (muted or bypassed), or "". */
+  /** A sentence on why the map is from an earlier run (the node is or was muted or bypassed), or "". */
   get off() {
-    return own(texts.off, this.node.mode) ?? "";
+    return own(texts.off, modeOf(this.node)) ?? (isLeftOut(this.home) ? texts.leftOut : "");
   }
 
   canMeasure() {

@@ -1,7 +1,8 @@
 /**
  * Inputs that a preset overrides. They are disabled unless the preset is "custom". While they are disabled, all of them
  * except guidance are also hidden, to leave space for the map on a small screen. Guidance stays visible, so that the
- * user sees where these inputs appear.
+ * user sees where these inputs appear. Its label says that the preset sets it, because the canvas shows no value of a
+ * disabled input.
  */
 
 import {
@@ -16,6 +17,7 @@ import {
   setHidden,
   widgetsOf,
 } from "./comfy.js";
+import { texts } from "./texts.js";
 
 /** Inputs that a preset overrides. */
 export const OVERRIDDEN = ["guidance", "temperature", "top_k", "top_p"];
@@ -29,11 +31,19 @@ function counts(node, name) {
   return isLinked(node, name) || isLinked(node, "preset") || findWidget(node, "preset").value === CUSTOM;
 }
 
+/** Say in the label of a disabled input that the preset sets it. The input keeps the name that the user gave to it. */
+function label(widget) {
+  const { setByPreset } = texts;
+  const name = (widget.label ?? widget.name).replace(setByPreset, "");
+  widget.label = widget.disabled ? name + setByPreset : name;
+}
+
 /** Disable and hide the inputs that the preset overrides. */
 export function disableOverridden(node) {
   for (const widget of overriddenOf(node)) {
     widget.disabled = !counts(node, widget.name);
     setHidden(widget, widget.disabled && widget.name !== ALWAYS_SHOWN);
+    label(widget);
   }
   fitHeight(node);
   redrawNode(node);

@@ -27,6 +27,7 @@ import { make } from "./elements.js";
 import { Line } from "./line.js";
 import { translate } from "./messages.js";
 import { maps } from "./node_map.js";
+import { texts } from "./texts.js";
 
 const WIDGET = "adt_tree_line";
 const HEIGHT = 32; // minimum height in pixels, for two lines
@@ -69,7 +70,8 @@ function addLine(node) {
   const element = make("div", { className: "adt-line-below", dataset: { captureWheel: "true" } }, line.element);
   forwardWheelAndPan(element);
   const height = () => Math.max(line.element.offsetHeight, HEIGHT) + 2 * MARGIN;
-  const options = { margin: MARGIN, getMinHeight: height, getMaxHeight: height, getValue: () => line.text };
+  const heights = { getMinHeight: height, getMaxHeight: height };
+  const options = { label: texts.line, margin: MARGIN, ...heights, getValue: () => line.text };
   const widget = /** @type {any} */ (addElement(node, WIDGET, "ADT_TREE_LINE", element, options));
   widget.line = line;
   widget.heights = { before: node.size[1], after: node.size[1] };

@@ -16,6 +16,7 @@ import {
 } from "./comfy.js";
 import { make } from "./elements.js";
 import { render } from "./markdown.js";
+import { texts } from "./texts.js";
 
 const NODES = new Set(["ADTTreeCheck", "ADTTreeBenchmark"]);
 const WIDGET = "result_text";
@@ -28,7 +29,7 @@ function add(node) {
   const element = make("div", { className: "adt-result", hidden: "", tabindex: 0, dataset: { captureWheel: "true" } });
   forwardWheelAndPan(element);
   const getMinHeight = () => (element.hidden ? 0 : HEIGHT);
-  setHidden(addElement(node, WIDGET, "ADT_TREE_TEXT", element, { getMinHeight }), true);
+  setHidden(addElement(node, WIDGET, "ADT_TREE_TEXT", element, { label: texts.result, getMinHeight }), true);
 }
 
 /** Show a text on a node. */

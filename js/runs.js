@@ -30,6 +30,8 @@ const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
 
 const known = new Map(); // id -> run, oldest first
 const knownHomes = new Map(); // prompt -> homes by execution id, or null
+const absent = new Map(); // prompt -> homes of the maps that were open when it was queued, and that it leaves out
+const leftOut = new Set(); // homes of the maps that the last run of their workflow left out
 
 /** Store a run in memory, for other nodes and for the time when its workflow is opened again. */
 export function remember(run) {
@@ -102,10 +104,21 @@ export function parts(output) {
   return found;
 }
 
-/** Store the homes of the maps of a queued prompt. @param {Record<string, string>} homes by execution id */
-export function noteHomes(prompt, homes) {
+/**
+ * Store the homes of the maps of a queued prompt.
+ *
+ * @param {string} prompt
+ * @param {Record<string, string>} homes by execution id
+ * @param {string[]} open homes of all maps in the workflow, including those of muted and bypassed nodes
+ */
+export function noteHomes(prompt, homes, open) {
   if (!prompt) return;
   knownHomes.set(prompt, homes);
+  const taking = new Set(Object.values(homes));
+  absent.set(
+    prompt,
+    open.filter((home) => !taking.has(home)),
+  );
   if (!Object.keys(homes).length) return; // a workflow without maps
   store(({ queued }) => {
     queued[prompt] = homes;
@@ -117,6 +130,22 @@ export function noteHomes(prompt, homes) {
 export function homesOf(prompt) {
   if (!knownHomes.has(prompt)) knownHomes.set(prompt, own(stored().queued, prompt) ?? null);
   return knownHomes.get(prompt);
+}
+
+/** Store that a prompt has begun. */
+export function noteStart(prompt) {
+  for (const home of Object.values(homesOf(prompt) ?? {})) leftOut.delete(home);
+}
+
+/** Store that a prompt has ended with success. */
+export function noteSuccess(prompt) {
+  for (const home of absent.get(prompt) ?? []) leftOut.add(home);
+  absent.delete(prompt);
+}
+
+/** Whether the last run of the workflow left out the node of a home, because it was muted or bypassed. */
+export function isLeftOut(home) {
+  return leftOut.has(home);
 }
 
 /** Store which runs the node of a home shows. */

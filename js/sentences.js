@@ -57,7 +57,7 @@ function isUndrafted(run) {
  * Sentences above a map: method and seed of the run, the values of the node that have changed since the run, and `off`.
  *
  * @param {{name: string | symbol, now: string}[]} differences
- * @param {string} off sentence on why the node does not run, or ""
+ * @param {string} off sentence on why the map is from an earlier run, or ""
  */
 export function caption(run, differences = [], off = "") {
   const own = (run.state === "done" ? texts.of : texts.at)(nameOf(run), run.seed);

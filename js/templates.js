@@ -3,7 +3,7 @@
  * and notes in all languages.
  */
 
-import { language, openTemplate, registerExtension } from "./comfy.js";
+import { language, newWorkflowId, openTemplate, registerExtension } from "./comfy.js";
 
 const FIRST = "ADT-Tree text to image (start here)";
 const OPEN_FIRST = "ADTTree.OpenFirstTemplate";
@@ -22,6 +22,20 @@ export function localise(workflow, locale) {
   }
 }
 
+/**
+ * Replace the ids of nodes in the form of App mode by ids of widgets, as ComfyUI itself saves them. When the user opens
+ * another workflow, ComfyUI looks for the form's inputs in it, and warns in the console about each id of a node.
+ */
+export function nameWidgets(workflow) {
+  const inputs = workflow.extra?.linearData?.inputs ?? [];
+  if (!inputs.length) return;
+  workflow.id ??= newWorkflowId();
+  for (const input of inputs) {
+    const [node, name] = input;
+    if (!String(node).includes(":")) input[0] = [workflow.id, node, name].map(encodeURIComponent).join(":");
+  }
+}
+
 registerExtension({
   name: "adttree.templates",
 
@@ -32,5 +46,6 @@ registerExtension({
 
   beforeConfigureGraph(workflow) {
     localise(workflow, language());
+    nameWidgets(workflow);
   },
 });

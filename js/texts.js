@@ -10,7 +10,10 @@ const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 const ENGLISH = {
   methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" },
   staticTree: (name) => `Static: ${name}`,
+  setByPreset: " (set by preset)", // after the name of an input
   map: "Acceptance map",
+  result: "Result",
+  line: "Message",
   figures: {
     acceptance: ["Acceptance", "tokens accepted per pass"],
     depth: ["Depth", "depth of the draft tree"],
@@ -62,6 +65,7 @@ const ENGLISH = {
     2: "The node is muted, so the map is from an earlier run.",
     4: "The node is bypassed, so the map is from an earlier run.",
   },
+  leftOut: "The node was not part of the last run, so the map is from an earlier run.",
   replay: "Replay the run pass by pass",
   play: "Play",
   pause: "Pause",
@@ -134,7 +138,10 @@ const ENGLISH = {
 const CHINESE = {
   methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "不起草" },
   staticTree: (name) => `固定树：${name}`,
+  setByPreset: "（由预设决定）",
   map: "接受图",
+  result: "结果",
+  line: "消息",
   figures: {
     acceptance: ["接受数", "每次前向接受的 token 数"],
     depth: ["深度", "草稿树的深度"],
@@ -178,6 +185,7 @@ const CHINESE = {
   restore: (name, was) => (name === PROMPT ? "恢复提示词" : `恢复${name} ${was}`),
   restoreTitle: (was) => `将节点恢复为生成此图像时的值：${was}`,
   off: { 2: "节点已静音，接受图来自之前的运行。", 4: "节点已绕过，接受图来自之前的运行。" },
+  leftOut: "上一次运行不包含此节点，接受图来自更早的运行。",
   replay: "逐次前向回放",
   play: "播放",
   pause: "暂停",

@@ -23,7 +23,23 @@ SHOWN = """() => {
   return !running && [image, ...(image?.querySelectorAll('img') ?? [])].some((one) => one?.naturalWidth > 0);
 }"""
 """Returns whether the run has ended and the form shows its image."""
+ACTIVE = "(name) => app.extensionManager.workflow.activeWorkflow.path.includes(name)"
+"""Returns whether the workflow is the open one. ComfyUI sets it after it has created the nodes."""
 PROMPTS = {"en": "Prompt", "zh": "提示词"}
+BATCH = "ADT-Tree batch of prompts with report"
+LABELS = {
+    FIRST: ["Prompt", "seed", "model", "drafting", "Acceptance map"],
+    BATCH: ["file", "Prompts", "count", "seed", "model", "batch_size", "drafting"],
+}
+"""Template -> labels of its form."""
+OTHER = {
+    "version": 0.4,
+    "last_node_id": 1,
+    "last_link_id": 0,
+    "nodes": [{"id": 1, "type": "ADTTreeSettings", "pos": [60, 80], "size": [300, 80], "order": 0, "mode": 0}],
+    "links": [],
+}
+"""Workflow without the inputs of any form."""
 
 
 def inputs_of(name: str) -> list[tuple[int, str]]:
@@ -97,6 +113,25 @@ def test_template_runs_as_an_app(app, name):
     assert app.messages_about_our_code() == []
 
 
+@pytest.mark.every_frontend("in both modes")
+@pytest.mark.parametrize("name", LABELS)
+def test_form_is_complete_and_is_left_without_warnings(tab, name):
+    """When another workflow is opened, ComfyUI must not warn about inputs of the form, as it does for ids of nodes."""
+    tab.open_template(name)
+    tab.page.wait_for_function(ACTIVE, arg=name)
+    tab.settle()
+    data = tab.saved()
+    assert {node.split(":")[0] for node, *_ in data["extra"]["linearData"]["inputs"]} == {data["id"]}
+    enter(tab)
+    labels = tab.page.get_by_test_id("builder-widget-label")
+    expect(labels).to_have_text(LABELS[name])
+    tab.screenshot("form")
+    tab.command(TOGGLE)
+    tab.show(tab.vue)  # ComfyUI 0.30 switches to Nodes 2.0 for the form
+    tab.load(OTHER)
+    assert [line for line in tab.console if "selectedInput" in line] == []
+
+
 @pytest.mark.parametrize("locale", PROMPTS)
 def test_labels_are_translated(app, locale):
     app.set_language(locale)
@@ -105,5 +140,9 @@ def test_labels_are_translated(app, locale):
     labels = app.page.get_by_test_id("builder-widget-label")
     expect(labels.first).to_have_text(PROMPTS[locale])
     assert "acceptance_map" not in labels.all_inner_texts()
+    app.command(TOGGLE)
+    app.open_template(BATCH)
+    enter(app)
+    assert PROMPTS[locale] in labels.nth(1).inner_text() and "text" not in labels.all_inner_texts()
     app.command(TOGGLE)
     app.set_language("en")

@@ -29,7 +29,8 @@ OPEN = """async ([name, seed]) => {
     app.graph.add(preview);
     node.connect(slot, preview, 0);
   });
-  return { shown: node.widgets.map((widget) => widget.name), pictures: app.graph.nodes.length - 1 };
+  const shown = node.widgets.map((widget) => widget.name);
+  return { shown, label: node.widgets[0].label, pictures: app.graph.nodes.length - 1 };
 }"""
 """Opens a blueprint in an empty workflow. The blueprint uses the tiny model; each IMAGE output gets a preview."""
 
@@ -42,6 +43,17 @@ def test_blueprint_runs(tab, name):
     run = tab.page.evaluate(RUN)
     assert run["end"] == ["execution_success", None]
     assert len(run["shown"]) >= opened["pictures"] >= 1 and all(run["shown"].values())
+
+
+@pytest.mark.every_frontend("in both modes")
+@pytest.mark.parametrize("name", NAMES)
+def test_prompt_of_a_blueprint_has_a_label(tab, name):
+    opened = tab.page.evaluate(OPEN, [name, next(SEEDS)])
+    label = "Prompts" if "batch" in name else "Prompt"
+    assert opened["label"] == label
+    tab.settle()
+    if tab.vue:
+        tab.page.locator(".lg-node").get_by_text(label, exact=True).first.wait_for()
 
 
 def test_names_of_the_blueprints():

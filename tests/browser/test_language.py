@@ -56,7 +56,7 @@ def test_choices_are_translated(chinese, other_mode):
     chinese.open_template("ADT-Tree text to image (start here)")
     for turn in (lambda: None, other_mode):
         turn()
-        for label in ("自动", "模型默认"):
+        for label in ("自动", "模型默认", "引导强度（由预设决定）"):
             if chinese.vue:
                 chinese.page.locator("[data-node-id]").get_by_text(label, exact=True).first.wait_for()
             else:

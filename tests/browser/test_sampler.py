@@ -8,6 +8,7 @@ import json
 
 import pytest
 from comfy_server import ROOT
+from test_language import DRAWN
 
 from adt_core.version import FORMAT
 
@@ -45,6 +46,15 @@ def sent(tab, kind: str = "ADTTreeSampler") -> dict:
     return next(node["inputs"] for node in prompt.values() if node["class_type"] == kind)
 
 
+def wait_for_label(tab, text: str) -> None:
+    """Wait until the sampler shows a text as the label of an input."""
+    if tab.vue:
+        node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
+        node.get_by_text(text, exact=True).wait_for()
+    else:
+        assert text in tab.page.evaluate(DRAWN)
+
+
 def choose(tab, name: str, value: str) -> None:
     """Set a widget in the same way as a user who chooses a value."""
     tab.page.evaluate(
@@ -68,25 +78,28 @@ def default_workflow(workflow):
 @pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
-    """The input guidance must always be visible, but read-only while it is disabled.
+    """The input guidance must always be visible, but read-only while it is disabled. Its label must name the preset.
 
     The other numbers must be hidden.
     """
     tab.load(default_workflow)
+    wait_for_label(tab, "guidance (set by preset)")
     assert set(shown(tab)) == {*SHOWN}
     assert disabled(tab) == NUMBERS
-    node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
     if tab.vue:
-        node.get_by_text("guidance", exact=True).wait_for()
         tab.page.wait_for_function(VUE_GRAY, arg=NUMBERS[:1], timeout=20_000)
     tab.screenshot("sampler_default")
     choose(tab, "preset", "custom")
     assert disabled(tab) == [] and set(shown(tab)) == {*SHOWN, *NUMBERS}
+    wait_for_label(tab, "guidance")
+    assert "set by preset" not in json.dumps(tab.saved())
     if tab.vue:
         tab.page.wait_for_function(VUE_GRAY, arg=[], timeout=20_000)
     tab.screenshot("sampler_custom")
     choose(tab, "preset", "model default")
     assert disabled(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
+    wait_for_label(tab, "guidance (set by preset)")
+    assert "set by preset" not in json.dumps(tab.saved())
 
 
 def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):

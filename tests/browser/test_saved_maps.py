@@ -244,20 +244,6 @@ def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     tab.wait(sampler, f"panel.caption.own.textContent === '{caption} The prompt has changed.'")
 
 
-def test_caption_reports_a_node_that_does_not_run(tab, workflow):
-    sampler = done(tab, workflow)
-    for mode, why in ((2, "muted"), (4, "bypassed")):
-        tab.map(sampler, "map.node.mode = argument", mode)
-        capture_state(tab)
-        message = f"The node is {why}, so the map is from an earlier run."
-        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('{message}')")
-        assert float(tab.map(sampler, "getComputedStyle(panel.stage).opacity")) < 1
-        tab.screenshot(why)
-    tab.map(sampler, "map.node.mode = 0")
-    capture_state(tab)
-    tab.wait(sampler, "!panel.caption.element.textContent.includes('earlier run')")
-
-
 def capture_state(tab) -> None:
     """Make ComfyUI compare the workflow with its saved state. This usually happens after a click or a key press."""
     tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")

@@ -103,3 +103,16 @@ def test_small_zoom_replaces_the_map_by_an_image(tab, workflow):
     tab.screenshot("zoomed_out")
     tab.map(sampler, LOOK, 0.8)
     tab.wait(sampler, "panel.element.getBoundingClientRect().width > 0")
+
+
+LABELS = """() => Object.keys(LiteGraph.registered_node_types).flatMap((kind) => {
+  if (!kind.startsWith('ADTTree')) return [];
+  const widgets = LiteGraph.createNode(kind).widgets ?? [];
+  return widgets.filter(({ name }) => ['acceptance_map', 'result_text'].includes(name)).map(({ label }) => label);
+})"""
+"""Returns the labels of the widgets that the pack adds to its nodes."""
+
+
+def test_added_widgets_have_labels(tab):
+    """App mode and a subgraph's list of advanced inputs show the label, and otherwise the name of the widget."""
+    assert sorted(tab.page.evaluate(LABELS)) == ["Acceptance map", "Acceptance map", "Result", "Result"]

@@ -35,6 +35,13 @@ def test_cards_look_different():
     assert alike == []
 
 
+def test_no_card_has_a_black_area():
+    """A black square, such as the difference of two equal images, tells nothing about the workflow."""
+    for path in SHIPPED:
+        black = pixels(Image.open(path)).max(-1) < 16
+        assert black.mean() < 0.2, path.stem
+
+
 def test_cards_show_their_current_workflow(cards):
     """If this test fails after a change of a workflow's prompt or model, run assets/cards.py."""
     for name, title in cards.CARDS.items():
