@@ -124,7 +124,6 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # no node under the mouse, so no tooltip
     tab.settle()
     sampler, saver = (tab.page.evaluate(_ID, kind) for kind in ("ADTTreeSampler", "SaveImage"))
-    tab.map(sampler, "panel.cells.click()")  # show the map over the image
     image = f'.lg-node[data-node-id="{saver}"] img'
     with recording(tab) as frames:
         tab.run()

@@ -16,13 +16,13 @@ const SETTINGS = {
     defaultValue: WAYS[0],
   },
   map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
-  cells: { id: "ADTTree.Map.Cells", name: "Draw new maps over their images", type: "boolean", defaultValue: false },
+  cells: { id: "ADTTree.Map.Cells", name: "Draw new maps over their images", type: "boolean", defaultValue: true },
   opacity: {
     id: "ADTTree.Map.Opacity",
     name: "Opacity of new maps over their pictures, in percent",
     type: "slider",
     attrs: { min: 0, max: 100, step: 5 },
-    defaultValue: 60,
+    defaultValue: 40,
   },
 };
 

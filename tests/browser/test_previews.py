@@ -31,6 +31,9 @@ RECORD = """([id, rows]) => {
 """Records how many rows of the image the map shows during the run of a node."""
 
 
+SWITCH = "Show the map over the image"
+
+
 @pytest.fixture
 def slow(comfy):
     """Let the tiny model take about 9 s for an image without drafts: 0.75 s for a row."""
@@ -43,13 +46,14 @@ def watch(tab, workflow) -> int:
     """Run a workflow and record the rows that its sampler shows. Return the id of the sampler."""
     sampler = workflow.sampler
     tab.load(workflow.data)
+    tab.widget(sampler).get_by_label(SWITCH).uncheck()
     tab.page.evaluate(RECORD, [str(sampler), ROWS])
     tab.run()
     return sampler
 
 
 def test_image_forms_row_by_row(tab, workflow, slow):
-    """At least four states of the image must be seen in 9 s. The cells are hidden by default."""
+    """At least four states of the image must be seen in 9 s."""
     sampler = watch(tab, workflow.method("no-drafting"))
     tab.wait(sampler, "run?.state === 'running' && map.imageShown() && run.done > 60")
     tab.screenshot("forming")
@@ -72,8 +76,10 @@ def test_each_image_of_a_batch_forms(tab, workflow, slow):
 def test_switch_shows_and_hides_the_cells(tab, workflow):
     """It is a checkbox that the keyboard reaches. Its state is saved in the workflow."""
     sampler = done(tab, workflow)
+    switch = tab.widget(sampler).get_by_label(SWITCH)
+    assert switch.is_checked(), "the map is shown by default"
+    switch.press("Space")
     image = settled(tab, sampler)
-    switch = tab.widget(sampler).get_by_label("Show the map over the image")
     assert not switch.is_checked()
     assert tab.widget(sampler).locator("button[aria-pressed=true]").count() == 0
     assert tab.map(sampler, "getComputedStyle(panel.legend.element).visibility") == "hidden"
@@ -86,9 +92,10 @@ def test_switch_shows_and_hides_the_cells(tab, workflow):
     assert same_colours(painted(tab, sampler), image)
     tab.widget(sampler).locator("button[data-figure=depth]").click()
     assert switch.is_checked() and same_colours(painted(tab, sampler), expected(tab, sampler, "depth"))
+    switch.press("Space")
     tab.load(tab.saved())
     tab.wait(sampler, "run?.state === 'done'")
-    assert tab.widget(sampler).get_by_label("Show the map over the image").is_checked()
+    assert not tab.widget(sampler).get_by_label(SWITCH).is_checked()
 
 
 def test_comparison_shows_both_images_without_cells(tab):
@@ -97,7 +104,8 @@ def test_comparison_shows_both_images_without_cells(tab):
     new_seed(tab, node)
     tab.run()
     tab.finished(node)
+    tab.widget(node).get_by_label(SWITCH).uncheck()
     left, right = (settled(tab, node, pane) for pane in range(2))
     assert same_colours(left, right) and len({tuple(colour) for colour in left}) > 20
-    tab.widget(node).get_by_label("Show the map over the image").check()
+    tab.widget(node).get_by_label(SWITCH).check()
     assert not same_colours(painted(tab, node, 0), painted(tab, node, 1)), "drafts of A, and none of B"

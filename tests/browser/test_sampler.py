@@ -241,7 +241,7 @@ def test_preferences(tab, default_workflow, prefer):
     assert shown(tab) == SHOWN
     prefer("ADTTree.Sampler.Drafting", "No drafting")
     prefer("ADTTree.Map.Opacity", 25)
-    prefer("ADTTree.Map.Cells", True)
+    prefer("ADTTree.Map.Cells", False)
     made = """() => {
       const node = LiteGraph.createNode('ADTTreeSampler');
       app.graph.add(node);
@@ -249,7 +249,7 @@ def test_preferences(tab, default_workflow, prefer):
       const { cells, opacity } = widget('acceptance_map').map.panel.settings;
       return [widget('drafting').value, cells, opacity];
     }"""
-    assert tab.page.evaluate(made) == ["No drafting", True, 0.25]
+    assert tab.page.evaluate(made) == ["No drafting", False, 0.25]
     assert sent(tab)["drafting"] == "Auto", "existing samplers must not change"
 
 
