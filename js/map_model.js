@@ -72,6 +72,7 @@ export class Run {
     this.seed = header.seed;
     this.comparable = header.comparable; // equal for runs whose times can be compared
     this.prefill = header.prefill; // milliseconds
+    this.digest = header.tokens ?? null; // of the generated tokens, after the run: runs with the same images have the same
     this.speedup = header.speedup ?? 0; // estimated speed-up over decoding without drafts; 0 if it is not known
     this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
     this.lantern = header.relaxed ?? false; // whether LANTERN was on
@@ -302,6 +303,11 @@ export class Run {
     const { done, seconds } = this;
     const rate = seconds ? done / seconds : 0;
     return { done, total: this.total, seconds, rate, tau: records ? emitted / records : 0 };
+  }
+
+  /** Whether another run has the same images. null if it is not known. @param {Run | null} other */
+  equals(other) {
+    return this.digest && other?.digest ? this.digest === other.digest : null;
   }
 
   /**

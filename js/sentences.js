@@ -25,7 +25,8 @@ export function titleOf(run, other) {
 
 /**
  * One line about a run: during the run its progress and rate, after it how much faster it was than without drafts. If
- * `other` ran under the same conditions, the speed-up over `other`.
+ * another run `other` is shown beside it, the line says whether both have the same image, and if it ran under the same
+ * conditions, the speed-up over `other`.
  */
 export function summary(run, other = null) {
   const { done, total, rate, seconds } = run.figures();
@@ -35,7 +36,9 @@ export function summary(run, other = null) {
   }
   const faster = run.against(other);
   const measured = faster && (faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2));
-  const parts = [measured ?? headline(run, other), texts.finished(total, seconds.toFixed(1))];
+  const equal = run.equals(other);
+  const image = equal === null ? "" : texts.equal[Number(equal)];
+  const parts = [image, measured ?? headline(run, other), texts.finished(total, seconds.toFixed(1))];
   return parts.filter(Boolean).join(" · ");
 }
 

@@ -92,6 +92,7 @@ const ENGLISH = {
   faster: (ratio, image) =>
     `About ${ratio} times as fast as without drafts${image && `, ${image[0].toLowerCase()}${image.slice(1)}`}`,
   sameImage: "Same image",
+  equal: ["Other image than B", "Same image as B"],
   changedImage: "Image slightly changed",
   measure: "Measure",
   measureTitle: "Add the node ADT-Tree Compare and run it: it draws this image with and without drafting, in turns",
@@ -211,6 +212,7 @@ const CHINESE = {
   rate: (rate) => `每秒 ${rate} 个 token`,
   faster: (ratio, image) => `速度约为无草稿时的 ${ratio} 倍${image && `，${image}`}`,
   sameImage: "图像相同",
+  equal: ["图像与 B 不同", "图像与 B 相同"],
   changedImage: "图像略有不同",
   measure: "测量",
   measureTitle: "添加并运行“ADT-Tree 对比”节点：交替生成起草与不起草的同一图像",

@@ -130,7 +130,7 @@ def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, previews(*both))
-    maps = [LiveMap(decoding.trace, decoding.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
+    maps = [LiveMap(decoding, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
         running = [stack.enter_context(closing(iter(decoding))) for decoding in both]
         done = [0, 0]
@@ -159,6 +159,6 @@ def _report(a: Decoding, b: Decoding) -> str:
         difference += ", because a replaced token also changes the tokens after it"
     lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {difference}"]
     for name, report in zip("AB", reports):
-        speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
+        speed = f"{report['tokens_per_second']:.0f} tokens per second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
     return "\n".join(lines)

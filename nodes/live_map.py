@@ -21,7 +21,8 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core import Round, Trace
+from ..adt_core import Decoding, Round
+from ..adt_core.app.images import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
@@ -38,17 +39,16 @@ class LiveMap:
     """Sender of the rounds of a run to the browser tab that queued the prompt, with at most ten messages a second.
 
     Args:
-        trace: Trace of the run, which grows during the run.
-        model: Name of the model. The browser compares the speed of runs of the same model only.
+        decoding: Decoding of the run. Its trace grows during the run.
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
         part: Index of this run among the runs that the node makes side by side.
     """
 
     _INTERVAL = 0.1
 
-    def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
-        self._trace = trace
-        self._model = model
+    def __init__(self, decoding: Decoding, hidden: Any, part: int = 0, parts: int = 1):
+        self._decoding = decoding
+        self._trace = decoding.trace
         self._prompt = prompt_id()
         self._node = PromptServer.instance.last_node_id  # in a loop, `unique_id` names a copy that the page lacks
         self._part = part
@@ -94,7 +94,8 @@ class LiveMap:
         data = pack(self._trace.rounds)
         own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
         speedup = self._trace.speedup and round(self._trace.speedup, 2)
-        return {**self._header(), **own, "speedup": speedup}
+        tokens = digest(self._decoding.grid_codes().tolist())  # two runs with the same digest have the same images
+        return {**self._header(), **own, "speedup": speedup, "tokens": tokens}
 
     def small(self, whole: dict) -> dict:
         """Return a copy of a finished map of limited size, for image files."""
@@ -128,7 +129,7 @@ class LiveMap:
             "relaxed": settings["lantern"] is not None,
             "seed": str(settings["seed"]),  # a JavaScript number cannot hold 64 bits
             "inputs": self._inputs,
-            "comparable": f"{self._model}, {settings['device']}, {precision}, guidance {guided}",
+            "comparable": f"{self._decoding.target.name}, {settings['device']}, {precision}, guidance {guided}",
             "images": trace.images,
             "grid": list(trace.grid),
             "ends": int(trace.row_end),

@@ -148,7 +148,7 @@ def _share(name: str, default: float, **more: str) -> io.Input:
 
 def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
-    live_map = LiveMap(decoding.trace, decoding.target.name, hidden)
+    live_map = LiveMap(decoding, hidden)
     shown = previews(decoding)
     progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
     with closing(iter(decoding)) as rounds:

@@ -28,8 +28,8 @@ ACTIVE = "(name) => app.extensionManager.workflow.activeWorkflow.path.includes(n
 PROMPTS = {"en": "Prompt", "zh": "提示词"}
 BATCH = "ADT-Tree batch of prompts with report"
 LABELS = {
-    FIRST: ["Prompt", "seed", "model", "drafting", "Acceptance map"],
-    BATCH: ["file", "Prompts", "count", "seed", "model", "batch_size", "drafting"],
+    FIRST: ["Prompt", "seed", "model", "if_missing", "drafting", "Acceptance map"],
+    BATCH: ["file", "Prompts", "count", "seed", "model", "if_missing", "batch_size", "drafting"],
 }
 """Template -> labels of its form."""
 OTHER = {

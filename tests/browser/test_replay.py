@@ -219,5 +219,5 @@ def test_headline_says_how_much_faster_and_a_button_compares(tab, workflow):
     bottom = f"[app.graph.getNodeById({compare}).boundingRect].map(([, y, , height]) => y + height)[0]"
     view = "app.canvas.canvas.clientHeight / app.canvas.ds.scale - app.canvas.ds.offset[1]"
     assert tab.page.evaluate(f"{bottom} <= {view}"), "the result must be in view"
-    texts = tab.map(sampler, "map.node.widgets.map((w) => String(w.value)).filter((text) => /a second/.test(text))")
+    texts = tab.map(sampler, "map.node.widgets.map((w) => String(w.value)).filter((text) => /per second/.test(text))")
     assert texts == []

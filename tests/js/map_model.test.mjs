@@ -125,6 +125,9 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   assert.match(summary(b), /^No drafting · 8 tokens/);
   const undrafted = summary(...pair({ speedup: 2.21 }, { prompt: "q" }));
   assert.match(undrafted, /^About 2\.2 times as fast as without drafts · /, "'same image' would mean image B");
+  assert.match(summary(...pair({ tokens: "1f" }, { tokens: "1f" })), /^Same image as B · 1\.92× as fast as B/);
+  assert.match(summary(...pair({ tokens: "1f" }, { tokens: "2e" })), /^Other image than B · 1\.92× as fast as B/);
+  assert.match(summary(...pair({ tokens: "1f" }, {})), /^1\.92× as fast as B/, "a run whose tokens are not known");
   const [first, second] = pair({}, { node: "7" });
   assert.match(summary(first, second), /1\.92× as fast as B \(measured one after the other\)/);
   for (const [one, other] of [
