@@ -17,6 +17,7 @@ TEMPLATES = {
     "benchmark.fastest": "Fastest: {method}, about {ratio} times as fast as without drafts ({low} to {high}).",
     "benchmark.kept": "{done} of {count} prompts kept. Press Run to continue. The results are in {folder}.",
     "benchmark.progress": "{done} of {count} prompts, {methods} methods each",
+    "benchmark.relaxed": "Changed by LANTERN: {methods}.",
     "check.differs": "Same image: no ({methods}).",
     "check.faster": "About {ratio} times as fast ({low} to {high}). Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
@@ -61,6 +62,7 @@ TEMPLATES = {
     "{limit}.",
     "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
     "{model} accepts {limit}",
+    "prompts.first": "{count} of {total} prompts. Set count to 0 for all.",
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",

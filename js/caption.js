@@ -39,10 +39,6 @@ export class Caption {
     return this.line.text;
   }
 
-  set message(text) {
-    this.line.text = text;
-  }
-
   /**
    * Show the caption of a run. Each difference that can be restored gets a button.
    *

@@ -37,21 +37,30 @@ function fetched(run, address, redraw) {
 }
 
 /**
- * Store a live preview from the server. A preview shows the first image of each run, side by side.
+ * Store a live preview from the server: a sheet with the images of all runs, see `Previews` in previews.py.
  *
- * @param {object[]} runs the runs that have begun, from left to right in the preview
- * @param {number} count number of images side by side in the preview
+ * @param {import("./map_model.js").Run[]} runs the runs that have begun, in the order of the sheet
+ * @param {number} abreast number of runs in the sheet
  */
-export async function showPreviews(runs, count, blob, redraw) {
-  const preview = await createImageBitmap(blob);
-  const { height } = preview;
-  const width = Math.round(preview.width / count);
-  const show = async (run, i) => bitmapsOf(run).set(0, await createImageBitmap(preview, i * width, 0, width, height));
-  await Promise.all(runs.map(show));
+export async function showPreviews(runs, abreast, blob, redraw) {
+  const sheet = await createImageBitmap(blob);
+  const count = abreast * runs[0].count;
+  const columns = Math.ceil(Math.sqrt(count));
+  const width = sheet.width / columns;
+  const height = sheet.height / Math.ceil(count / columns);
+  const tile = (position) => {
+    const [x, y] = [(position % columns) * width, Math.floor(position / columns) * height];
+    return createImageBitmap(sheet, Math.round(x), Math.round(y), Math.round(width), Math.round(height));
+  };
+  const places = runs.flatMap((run) => Array.from({ length: run.count }, (_, image) => ({ run, image })));
+  await Promise.all(places.map(async ({ run, image }, position) => bitmapsOf(run).set(image, await tile(position))));
   redraw();
 }
 
-/** Copy the previews of a live run to the finished run, which shows the previews until its files have been fetched. */
+/** Copy previews of a live run to the finished run, which shows each of them until the file of its image has arrived. */
 export function inheritPreviews(run, live) {
-  if (live && bitmaps.has(live)) bitmaps.set(run, new Map(bitmaps.get(live)));
+  run.files.forEach((_, image) => {
+    const preview = live && bitmapsOf(live).get(image);
+    if (preview) bitmapsOf(run).set(image, preview);
+  });
 }

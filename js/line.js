@@ -33,7 +33,9 @@ export class Line {
     return this.content.textContent;
   }
 
-  set text(text) {
+  /** Show a text in the colour of its level, see `Level` in progress_text.js. */
+  show(text, level) {
+    this.element.dataset.level = level;
     if (text === this.text) return;
     this.#expand(false);
     this.content.textContent = text;

@@ -49,11 +49,11 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
 export class MapPanel {
   /**
    * @param {Owner} owner
-   * @param {{opacity: number}} settings initial settings
+   * @param {{cells: boolean, opacity: number}} settings initial settings: whether to draw the cells over the image
    */
   constructor(owner, settings) {
     this.owner = owner;
-    this.settings = { figure: "acceptance", over: false, difference: false, ...settings };
+    this.settings = { figure: "acceptance", cells: false, over: false, difference: false, ...settings };
     this.run = null;
     this.image = 0;
     this.pinned = null; // token that the user has selected by keyboard or click: { pane, cell }
@@ -99,7 +99,9 @@ export class MapPanel {
     this.caption = new Caption(() => this.#resizeForCaption());
     this.legend = new Legend();
     const { opacity: title } = texts;
-    this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": title, title });
+    const slider = { type: "range", min: 0, max: 100, "aria-label": title, title };
+    this.opacity = make("input", { className: "adt-map-opacity", ...slider });
+    this.cells = make("input", { type: "checkbox", "aria-label": texts.cells });
     this.line = make("div", { className: "adt-map-line" });
     this.sentence = make("summary", { title: texts.numbers });
     this.table = make("table", { "aria-label": texts.numbers });
@@ -115,7 +117,7 @@ export class MapPanel {
     const { replay, compare } = this;
     const bar = (name, ...children) => make("div", { className: `adt-map-bar ${name}`.trim() }, ...children);
     const group = { className: "adt-map-figures", role: "group", "aria-label": texts.colourBy };
-    const opacity = make("label", { className: "adt-map-opacity" }, texts.overlay, this.opacity);
+    const cells = make("label", { className: "adt-map-cells", title: texts.cells }, this.cells, texts.overlay);
     this.element = make(
       "div",
       { className: "adt-map", role: "group", "aria-label": texts.map },
@@ -123,18 +125,19 @@ export class MapPanel {
       this.caption.element,
       this.stage,
       bar("adt-map-replay", replay.button, replay.slider, compare.select, compare.button, compare.apart),
-      bar("", opacity, this.legend.element),
+      bar("", cells, this.opacity, this.legend.element),
       this.text,
     );
   }
 
   #listen() {
-    for (const button of this.buttons) button.onclick = () => this.#set({ figure: button.dataset.figure });
+    for (const button of this.buttons) button.onclick = () => this.#set({ figure: button.dataset.figure, cells: true });
     this.images.onchange = () => this.showImage(Number(this.images.value));
     this.zoomInButton.onclick = () => this.#zoom(2);
     this.zoomOutButton.onclick = () => this.#zoom(0.5);
     this.measure.onclick = () => this.owner.measure();
-    this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100 });
+    this.cells.onchange = () => this.#set({ cells: this.cells.checked });
+    this.opacity.oninput = () => this.#set({ opacity: this.opacity.value / 100, cells: true });
     this.details.ontoggle = () => this.#resizeForDetails();
     this.element.onpointerenter = () => this.compare.offer(); // other nodes may have new runs
     const { canvas } = this;
@@ -182,10 +185,13 @@ export class MapPanel {
 
   /** Update the controls, and draw with the next frame. */
   refresh() {
-    const { figure, opacity } = this.settings;
+    const { figure, cells, opacity } = this.settings;
     this.element.classList.toggle("adt-map-idle", !this.run);
     this.element.classList.toggle("adt-map-two", this.runs.length > 1);
-    for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.figure === figure));
+    for (const button of this.buttons) {
+      button.setAttribute("aria-pressed", String(cells && button.dataset.figure === figure));
+    }
+    this.cells.checked = cells;
     this.opacity.value = Math.round(opacity * 100);
     this.#refreshImages();
     if (document.activeElement !== this.compare.select) this.compare.offer();
@@ -401,7 +407,7 @@ export class MapPanel {
         range: ends,
         ink,
         bitmap: bitmapOf(run, image, this.redraw),
-        opacity: this.settings.opacity,
+        opacity: this.settings.cells ? this.settings.opacity : 0, // without an image, the cells are opaque
         label: runs.length > 1 ? `${"AB"[i]}: ${titleOf(run, runs[1 - i])}` : "",
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
@@ -426,7 +432,9 @@ export class MapPanel {
     const { rows, columns, seed } = this.run;
     const grids = { rows, columns, count: runs.length };
     const name = `acceptance-map-seed-${seed}.png`;
-    await saveImage(name, grids, (boxes) => this.panesIn(boxes), { figure, range: ends }, lines);
+    const { opacity } = this.settings;
+    const withCells = (boxes) => this.panesIn(boxes).map((pane) => ({ ...pane, opacity }));
+    await saveImage(name, grids, withCells, { figure, range: ends }, lines);
   }
 
   /** The panes to draw in these boxes, unzoomed and without a cursor. */
@@ -441,6 +449,8 @@ export class MapPanel {
     const [run] = runs;
     const isPending = runs.some((one) => one.state !== "done");
     this.legend.show(figure, ends, isPending);
+    const isBare = !this.settings.cells && runs.every((one) => bitmapOf(one, this.#imageOf(one), this.redraw));
+    this.legend.element.style.visibility = isBare ? "hidden" : "";
     const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null);
     setText(this.line, runs.map(line).join("\n") || texts.empty);
     this.measure.hidden = run?.state !== "done" || run.plain || !this.owner.canMeasure();

@@ -67,7 +67,7 @@ export class NodeMap {
     this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
     this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of the node Compare
     this.previous = null; // the run before the runs in `parts`
-    this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
+    this.panel = new MapPanel(this, { cells: preference("cells"), opacity: preference("opacity") / 100 });
     const { element } = this.panel;
     forwardWheelAndPan(element);
     for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
@@ -99,9 +99,9 @@ export class NodeMap {
     fitNode(this.node, [MIN_WIDTH, 0]);
   }
 
-  /** Show a message of the server above the map; "" removes it. */
-  showMessage(text) {
-    this.panel.caption.message = text;
+  /** Show a message of the server above the map; "" removes it. `level` is its `Level`, see progress_text.js. */
+  showMessage(text, level) {
+    this.panel.caption.line.show(text, level);
     if (text && !this.run && !this.widget.hidden) this.fit();
   }
 

@@ -16,12 +16,13 @@ const SETTINGS = {
     defaultValue: WAYS[0],
   },
   map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
+  cells: { id: "ADTTree.Map.Cells", name: "Draw new maps over their images", type: "boolean", defaultValue: true },
   opacity: {
     id: "ADTTree.Map.Opacity",
     name: "Opacity of new maps over their pictures, in percent",
     type: "slider",
     attrs: { min: 0, max: 100, step: 5 },
-    defaultValue: 60,
+    defaultValue: 40,
   },
 };
 
@@ -32,7 +33,7 @@ export function onPreference(name, listener) {
   listeners.push({ name, listener });
 }
 
-/** The value of a preference: "drafting", "map" or "opacity". */
+/** The value of a preference: "drafting", "map", "cells" or "opacity". */
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
   return getSetting(id) ?? defaultValue;

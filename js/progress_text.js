@@ -34,10 +34,16 @@ const HEIGHT = 32; // minimum height in pixels, for two lines
 const MARGIN = 6; // pixels
 
 /**
- * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
- * the line is also shown after the run. If `is_error` is true, the line is an error, and is shown until the next prompt.
+ * Level of a line. An error is shown until the next prompt.
  *
- * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean, is_error?: boolean}} Shown
+ * @typedef {"info" | "warning" | "error"} Level
+ */
+
+/**
+ * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
+ * the line is also shown after the run.
+ *
+ * @typedef {{text: string, parts: import("./messages.js").Part[], level: Level, is_lasting: boolean}} Shown
  */
 
 /** @type {Map<string, Shown>} */
@@ -47,14 +53,14 @@ const lines = new Map(); // execution id -> last line under the node
 let workflow; // the workflow that was open when the last run began
 
 /** Show a line under a node; "" removes it. */
-function write(node, text) {
+function write(node, text, level = "info") {
   if (!node) return;
   removeWidget(node, textPreview(node));
   if (!isOurs(node)) return;
   const map = maps.get(node);
-  map?.showMessage(text);
+  map?.showMessage(text, level);
   const isAboveMap = map && !map.widget.hidden;
-  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.text = text;
+  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level);
   else removeLine(node);
 }
 
@@ -102,7 +108,7 @@ function removeLine(node) {
 /** The announced line with this text. If there is none, for example for other packs, a plain line. @returns {Shown} */
 function lineOf(id, text) {
   const line = announced.get(id);
-  return line?.text === text ? line : { text, parts: [{ text }], is_lasting: true };
+  return line?.text === text ? line : { text, parts: [{ text }], level: "info", is_lasting: true };
 }
 
 function receive({ nodeId, text }) {
@@ -110,7 +116,7 @@ function receive({ nodeId, text }) {
   const line = lineOf(id, text);
   lines.set(id, line);
   const node = nodeAt(id);
-  if (isOurs(node)) write(node, translate(line.parts));
+  if (isOurs(node)) write(node, translate(line.parts), line.level);
   else if (textPreview(node)) textPreview(node).value = translate(line.parts);
 }
 
@@ -137,19 +143,19 @@ function open() {
 function showError(id, text) {
   const node = nodeAt(id);
   if (!isOurs(node)) return;
-  lines.set(id, { text, parts: [{ text }], is_lasting: true, is_error: true });
-  write(node, text);
+  lines.set(id, { text, parts: [{ text }], level: "error", is_lasting: true });
+  write(node, text, "error");
 }
 
 /** Show the error that has ended the run, unless the node has announced a line for it. */
 function fail({ node_id, exception_message }) {
   clearProgress();
   const id = String(node_id);
-  if (!lines.get(id)?.is_error) showError(id, exception_message.trim());
+  if (lines.get(id)?.level !== "error") showError(id, exception_message.trim());
 }
 
 function clearErrors() {
-  clear((_, line) => line.is_error === true);
+  clear((_, line) => line.level === "error");
 }
 
 /** Show why the server has rejected a prompt. */
@@ -175,7 +181,7 @@ function sentenceOf({ errors }) {
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
   if (openWorkflow() !== workflow) return;
-  for (const [id, { parts }] of lines) write(nodeAt(id), translate(parts));
+  for (const [id, { parts, level }] of lines) write(nodeAt(id), translate(parts), level);
 }
 
 // Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.

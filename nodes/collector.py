@@ -1,6 +1,7 @@
 """Collector node: writes the results of a batch as a contact sheet, a table and a JSON file."""
 
 import json
+import logging
 from functools import partial
 
 import numpy as np
@@ -74,7 +75,8 @@ class ADTTreeBatchReport(io.ComfyNode):
         what = (results.rows, results.settings, sheet)
         *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
         if own != filename:
-            tell(f"'{filename}' is the report of another list, and stays. This list's is '{own}', in the same folder.")
+            where = f"{FOLDER}/{results.folder.name}"
+            tell(f"Saved as '{own}' in {where}, because '{filename}' is the report of another list.", logging.INFO)
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(

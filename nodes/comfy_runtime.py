@@ -2,10 +2,12 @@
 
 import gc
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -19,6 +21,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
+from ..adt_core.app.previews import Previews, PreviewSchedule
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
@@ -30,6 +33,9 @@ _LINE_EVENT = "adt_tree.line"
 _FREE_RAM = 128 * 2**30
 """Amount of RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most machines
 have less RAM, so the cache drops all such results."""
+
+MAP_PICTURE = 512
+"""Maximum length in pixels of the longer side of an image that the map shows."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
 """Raise ComfyUI's InterruptProcessingException if the user has cancelled the run. The engine calls this function as
@@ -66,16 +72,20 @@ def watched() -> str | None:
 def wants_previews() -> bool:
     """Return whether to make previews.
 
-    Previews are made if the server's option `--preview-method` enables them, or if a browser tab queued the prompt and
-    its setting does not disable them. The server's option is off by default, so "off" does not disable previews for
-    a browser tab.
+    Previews are made if the server's option `--preview-method` enables them. The option is "none" by default, so this
+    value disables previews for a browser tab only if the user has chosen it, on the command line or on the page.
     """
     if args.preview_method != LatentPreviewMethod.NoPreviews:
         return True
-    if watched() is None:
+    if watched() is None or any(word.startswith("--preview-m") for word in sys.argv[1:]):
         return False
     (_, _, _, extra_data, *_), *_ = PromptServer.instance.prompt_queue.currently_running.values()
     return extra_data.get("preview_method") != LatentPreviewMethod.NoPreviews.value
+
+
+def preview_side() -> int:
+    """Return the maximum length in pixels of the longer side of a preview, for ComfyUI and for the map."""
+    return max(args.preview_size, MAP_PICTURE)
 
 
 def prompt_id() -> str | None:
@@ -152,20 +162,21 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
-def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True, is_error: bool = False) -> None:
+def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:
     """Show a line of text under the running node and in the log, without line breaks.
 
     Args:
+        level: `logging.INFO`, `WARNING` or `ERROR`, which sets the colour of the line. The page shows an error instead
+            of the error that the node raises next.
         is_lasting: Whether the page shows the line after the run.
-        is_error: Whether the page shows the line instead of the error that the node raises next.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
     node_id = PromptServer.instance.last_node_id if watched() is not None else None
     if node_id is not None:
-        _show_line(node_id, text, is_lasting, is_error)
+        _show_line(node_id, text, level, is_lasting)
 
 
-def _show_line(node_id: str, text: str, is_lasting: bool, is_error: bool = False) -> None:
+def _show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     """Show a line of text under a node, in the tab that queued the prompt.
 
     ComfyUI shows the English text. js/progress_text.js replaces it by a translation of the message's parts.
@@ -175,7 +186,8 @@ def _show_line(node_id: str, text: str, is_lasting: bool, is_error: bool = False
         return
     line = one_line(text)
     parts = [part._asdict() for part in parts_of(text)]
-    detail = {"node": node_id, "text": line, "parts": parts, "is_lasting": is_lasting, "is_error": is_error}
+    name = logging.getLevelName(level).lower()
+    detail = {"node": node_id, "text": line, "parts": parts, "level": name, "is_lasting": is_lasting}
     PromptServer.instance.send_sync(_LINE_EVENT, detail, tab)
     PromptServer.instance.send_progress_text(line, node_id, tab)
 
@@ -254,31 +266,26 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 
 
 class Progress:
-    """Progress bar, preview and line of text of one run, at a limited rate.
+    """Progress bar, previews and line of text of one run, at a limited rate.
 
-    Each preview needs a pass through the image codec, so the number of previews is limited. They use at most 2 % of the
-    run's time. The first preview is made after one second. No preview is made if the run will finish within a second at
-    its current rate. At the end of the run, a preview of the complete image is made and stored in the attribute `last`.
+    `PreviewSchedule` decides when to make a preview. The end of a run is always shown, because ComfyUI keeps the last
+    preview.
 
     Args:
         total: Value of the argument `done` of `update` at the end of the run.
-        preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
-            previews.
+        preview: Previews of images that are being generated, or a function that makes a preview. The function may
+            return None if there is nothing to show yet. None for a node without previews.
     """
 
-    _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds between updates, before the first preview, between previews
-    _SHARE = 50.0  # minimum time between previews, as a multiple of the time that the last preview took
+    _BAR = 0.1  # seconds between updates
 
-    def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image | None] | None):
+    def __init__(self, total: int, node_id: str, preview: Previews | Callable[[], Image.Image | None] | None):
         self.total = total
         self._node_id = node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
-        self._began = time.monotonic()
-        self._start: int | None = None
-        self._next_preview = self._began + self._FIRST
-        self.last: Image.Image | None = None
         self._preview = preview if wants_previews() else None
+        self._schedule = PreviewSchedule()
 
     def update(self, done: int, text: str = "") -> None:
         """Report progress, and show a line of text if there is one.
@@ -290,32 +297,38 @@ class Progress:
             InterruptProcessingException: If the user has cancelled the run.
         """
         now = time.monotonic()
-        if self._start is None:
-            self._start = done  # for the rate: a run that continues an image does not begin at 0
         if now < self._next_bar and done < self.total:
             return
         self._next_bar = now + self._BAR
-        image = None
-        soon_over = (now - self._began) * (self.total - done) < self._FIRST * (done - self._start)
-        if self._preview and (done >= self.total or now >= self._next_preview and not soon_over):
-            picture = self._picture()
-            self.last = picture if done >= self.total else None
-            image = ("JPEG", picture, args.preview_size) if picture is not None else None
-            after = time.monotonic()
-            self._next_preview = after + max(self._PREVIEW, self._SHARE * (after - now))
-        self._bar.update_absolute(done, self.total, image)
+        picture = self._picture(done)
+        self._bar.update_absolute(done, self.total, picture and ("JPEG", picture, args.preview_size))
         if text:
             self.say(text)
 
-    def _picture(self) -> Image.Image | None:
-        """Make a preview, or return None after an error and make no further previews."""
-        make = self._preview
+    def _picture(self, done: int) -> Image.Image | None:
+        """Return a preview if one is due. After an error, make no further previews."""
+        preview = self._preview
         self._preview = None
         with decorating("the preview"):
-            picture = make() if make else None
-            self._preview = make
+            picture = self._due(preview, done) if preview else None
+            self._preview = preview
             return picture
         return None
+
+    def _due(self, preview: Previews | Callable[[], Image.Image | None], done: int) -> Image.Image | None:
+        make: Callable[[], Image.Image | None]
+        if isinstance(preview, Previews):
+            share = preview.done()
+            count = min(self._schedule.images(share, done >= self.total), len(preview.stale()))
+            make = partial(preview.sheet, count)
+        else:
+            share = done / max(self.total, 1)
+            count = min(self._schedule.images(share, done >= self.total), 1)
+            make = preview
+        if not count:
+            return None
+        with self._schedule.measured(share, count):
+            return make()
 
     def say(self, text: str, is_lasting: bool = False) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.
@@ -323,4 +336,4 @@ class Progress:
         Args:
             is_lasting: Whether the page shows the line after the run.
         """
-        _show_line(self._node_id, text, is_lasting)
+        _show_line(self._node_id, text, logging.INFO, is_lasting)

@@ -16,7 +16,7 @@ from .comfy_runtime import Progress
 from .drafting import AUTO, choose_drafting, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
-from .sampling import invalid_prompts_input, prepare, preset_input, preview, sampling_inputs
+from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
 from .schema import Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -129,7 +129,7 @@ def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     same rate, and a change in the machine's load affects both.
     """
     total = both[0].total_tokens
-    progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(both))
+    progress = Progress(2 * total, hidden.unique_id, previews(*both))
     maps = [LiveMap(decoding.trace, decoding.target.name, hidden, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
         running = [stack.enter_context(closing(iter(decoding))) for decoding in both]
@@ -162,12 +162,3 @@ def _report(a: Decoding, b: Decoding) -> str:
         speed = f"{report['tokens_per_second']:.0f} tokens a second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
     return "\n".join(lines)
-
-
-def _side_by_side(both: list[Decoding]) -> Image.Image:
-    """Return a preview of both images: A on the left and B on the right."""
-    a, b = map(preview, both)
-    together = Image.new("RGB", (a.width + b.width, a.height))
-    together.paste(a)
-    together.paste(b, (a.width, 0))
-    return together

@@ -1,5 +1,6 @@
 """Nodes for the second stage of GLM-Image, which decodes tokens to pixels by diffusion."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         path = _transformer(transformer)
         device = mm.get_torch_device()
         if path is None:
-            tell(message("model.missing", model=transformer), is_error=True)
+            tell(message("model.missing", model=transformer), logging.ERROR)
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
         half = device.type != "cpu" and mm.should_use_bf16(device)

@@ -22,7 +22,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import Round, Trace
-from .comfy_runtime import prompt_id, watched
+from .comfy_runtime import MAP_PICTURE, prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
 
@@ -30,7 +30,6 @@ EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 """Fields of a record in live messages; see `ImageRound`. A record of the finished map also has the number of drafts on
 each tree level, because the replay of a finished run shows them."""
-_PICTURE = 512  # maximum length in pixels of the longer side of an image that is shown under the map
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
 
@@ -196,7 +195,7 @@ def _keep(picture: Image.Image) -> dict:
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     picture = picture.copy()  # `thumbnail` changes the image, which may be a preview that the server has yet to send
-    picture.thumbnail((_PICTURE, _PICTURE))
+    picture.thumbnail((MAP_PICTURE, MAP_PICTURE))
     name = f"adt_tree_map_{secrets.token_hex(8)}.png"
     picture.save(folder / name, compress_level=1)
     return {"filename": name, "subfolder": "", "type": "temp"}

@@ -1,5 +1,7 @@
 """Two loader nodes: one for a target model with a CLIP and a VAE for ComfyUI's own nodes, and one for a drafter."""
 
+import logging
+
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
@@ -134,7 +136,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             path = folders.find_model(model)
         except AdtError:
             # The line under the node is short and translated; the error has the complete instructions.
-            tell(message("model.missing", model=model), is_error=True)
+            tell(message("model.missing", model=model), logging.ERROR)
             raise
         drop_unused_results()
         target = load_target(

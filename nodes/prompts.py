@@ -1,5 +1,6 @@
 """Prompt list node: outputs prompts from a file or a text box as lists. Other nodes run once per prompt."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..adt_core.app.prompts import (
     select,
 )
 from ..adt_core.files import is_hidden
+from ..adt_core.messages import message
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from .schema import Tooltips, schema
@@ -135,7 +137,10 @@ class ADTTreePrompts(io.ComfyNode):
         listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
-        prompts = select(non_blank(listed), filter, shuffle_seed, start_index, count)
+        selected = select(non_blank(listed), filter, shuffle_seed, start_index)
+        prompts = selected[: count or None]
+        if file == TYPED and len(prompts) < len(selected):
+            tell(message("prompts.first", count=len(prompts), total=len(selected)), logging.INFO)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],

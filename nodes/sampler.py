@@ -16,7 +16,7 @@ from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, preview, sampling_inputs
+from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -149,11 +149,10 @@ def _share(name: str, default: float, **more: str) -> io.Input:
 def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
     live_map = LiveMap(decoding.trace, decoding.target.name, hidden)
-    progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(decoding))
+    shown = previews(decoding)
+    progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
     with closing(iter(decoding)) as rounds:
         for _ in rounds:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
-    last = progress.last
-    picture = lambda image: last if image == 0 and last else preview(decoding, image)  # noqa: E731
-    return finished([live_map], hidden, picture)
+    return finished([live_map], hidden, shown.picture)

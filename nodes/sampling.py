@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from comfy_api.v0_0_2 import io
-from PIL import Image
 from torch import Tensor
 
 from ..adt_core import AdtError, Decoding, Lantern, Loading, Pipeline, PromptTooLongError, Recipe, Sampling
+from ..adt_core.app.previews import Previews
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.errors import shown
@@ -21,8 +21,8 @@ from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.models.target import PublishedSampling
 from ..adt_core.settings import UPSTREAM
-from .clip_and_vae import read_prompt, read_sources, text_encoder, to_image, to_picture
-from .comfy_runtime import check_cancelled, loaded, tell
+from .clip_and_vae import read_prompt, read_sources, text_encoder
+from .comfy_runtime import check_cancelled, loaded, preview_side, tell
 from .drafting import AUTO, DraftConfig, choose_drafting
 from .latent import read_codes
 from .schema import widget
@@ -237,17 +237,6 @@ def _truncation_note(note: str, name: str) -> str:
     return message("prompt.truncated" if name == _PROMPT else "prompt.negative_truncated", **numbers)
 
 
-def preview(decoding: Decoding, image: int = 0) -> Image.Image:
-    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region."""
-    target = decoding.target
-    codes = decoding.grid_codes()[image]  # negative for missing tokens
-    # In GLM-Image, the tokens of a smaller image precede the image. Show the smaller image until the image begins.
-    if decoding.trace.lead_length and (codes < 0).all():
-        codes = decoding.target.small(decoding.codes)[image]
-    missing = codes < 0
-    blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()
-    pixels = to_image(target.pixels(codes.masked_fill(missing, blank)[None], check_cancelled))[0].cpu()
-    hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[:2])[0, 0] > 0
-    if not hidden.all():
-        pixels[hidden] = pixels[~hidden].mean(0)
-    return to_picture(pixels)
+def previews(*decodings: Decoding) -> Previews:
+    """Return the previews of decodings that run side by side, for `Progress` and the map."""
+    return Previews(decodings, preview_side(), check_cancelled)

@@ -38,8 +38,9 @@ from ..trace import Trace
 from ..version import VERSION
 from .defaults import choose_device, complete
 from .download import default_folder
-from .images import open_image, to_png, to_rgb, to_uint8
+from .images import open_image, to_png, to_rgb
 from .png_settings import read_values
+from .previews import preview
 
 PART_FACTOR = 8
 """Maximum number of prompts in one decoding, as a multiple of the prompts that are decoded at the same time.
@@ -90,8 +91,8 @@ class Step(NamedTuple):
         done: Number of tokens of all images that are decided.
         total: Number of tokens of all images.
         results: Images that the round has finished, by their index in the list of prompts. Often empty.
-        preview: Function that returns the unfinished images, by their index in the list of prompts. It takes the time
-            of a pass through the image codec. Call it before the next step.
+        preview: Function that returns the complete rows of the unfinished images, by their index in the list of
+            prompts. It takes the time of a pass through the image codec. Call it before the next step.
     """
 
     done: int
@@ -257,7 +258,7 @@ class Pipeline:
             with closing(decoding.finished()) as running:
                 for finished in running:
                     results = {part[image]: pipeline.result(decoding, image, texts[image]) for image in finished}
-                    previews = partial(_previews, pipeline, decoding, part)
+                    previews = partial(_previews, decoding, part)
                     yield Step(before + decoding.done_tokens, total, results, previews)
 
     def check(self, prompts: Sequence[str]) -> list[str]:
@@ -398,19 +399,11 @@ def split(images: int, at_once: int, workers: int = 1, factor: int = PART_FACTOR
     return [range(images)[first : first + size] for first in range(0, images, size)]
 
 
-def _previews(pipeline: Pipeline, decoding: Decoding, part: range) -> dict[int, Image.Image]:
-    """Return the unfinished images of a decoding. Cells without a token have the code 0 and are grey.
+def _previews(decoding: Decoding, part: range) -> dict[int, Image.Image]:
+    """Return the unfinished images of a decoding, by their index among all images.
 
     Args:
-        pipeline: Pipeline of the decoding.
         decoding: Decoding between two rounds.
         part: Index of each image of the decoding among all images.
     """
-    codes = decoding.grid_codes()
-    found = {}
-    for image in decoding.active:
-        missing = codes[image] < 0
-        pixels = pipeline.target.pixels(codes[[image]].clamp_min(0))[0]
-        hidden = torch.nn.functional.interpolate(missing[None, None].float(), size=pixels.shape[1:])[0, 0] > 0
-        found[part[image]] = Image.fromarray(to_uint8(pixels.masked_fill(hidden.to(pixels.device), 0.0)))
-    return found
+    return {part[image]: preview(decoding, image) for image in decoding.active}

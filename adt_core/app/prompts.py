@@ -172,8 +172,10 @@ def select(
         count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
-        AdtError: If the selection is empty.
+        AdtError: If there are no prompts, or the selection is empty.
     """
+    if not prompts:
+        raise AdtError("there are no prompts: every line is blank or a comment; write one prompt per line.")
     selected = [prompt for prompt in prompts if folded(filter) in folded(prompt.text)]
     if not selected:
         raise AdtError(

@@ -31,7 +31,7 @@ from .conditions import Conditions
 from .device.costs import Costs
 from .device.invariance import InvarianceReport
 from .device.memory import required_bytes
-from .device.threads import limit_threads
+from .device.threads import ThreadChoice, limit_threads
 from .graphs import ReplayError
 from .queue import ImageQueue
 from .request import Request
@@ -120,6 +120,11 @@ class Decoding:
         return self._conditions.exact
 
     @property
+    def threads(self) -> ThreadChoice:
+        """Current number of CPU threads, which follows the load of other programs."""
+        return self._conditions.threads
+
+    @property
     def profile(self) -> CostProfile | None:
         """Cost profile in use; None if the policy does not choose between draft modes."""
         return self._costs.profile
@@ -129,11 +134,7 @@ class Decoding:
         return self.target.cells(self.codes)
 
     def memory_required(self, device: torch.device | None = None) -> int:
-        """Return the bytes that decoding needs in addition to the weights.
-
-        Args:
-            device: Device on which the images will be decoded (default: the device of the weights).
-        """
+        """Return the bytes that decoding needs on a device (default: that of the weights), without the weights."""
         return required_bytes(self.request, self.at_once, device)
 
     def conditions(self, image: int | None = None) -> dict:
@@ -213,9 +214,8 @@ class Decoding:
         """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:
             try:
-                threads = self._conditions.threads
-                threads.update()
-                with limit_threads(threads.count):
+                self.threads.update()
+                with limit_threads(self.threads.count):
                     slots = queue.refill()
                     if slots is not None and self.request.check is not None:
                         self.request.check()
@@ -276,8 +276,7 @@ class Decoding:
         seconds = time.perf_counter() - began
         prepared = slots.graphs.attempts > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
-        threads = self._conditions.threads
-        if threads.count == threads.first:
+        if self.threads.count == self.threads.first:
             self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
             self._policy.on_verified(round)

@@ -41,8 +41,8 @@ from ..settings import BUNDLED, Lantern
 from ..version import VERSION
 from . import quality, report
 from .records import RUNS, append, open_records
+from .report import RELAXED
 
-RELAXED = "+lantern"
 """Suffix in the name of a method with relaxed acceptance."""
 NETWORK = "network"
 WARM_UP = 8

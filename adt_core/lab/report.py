@@ -19,6 +19,8 @@ from ..files import to_json, write_in
 from ..messages import Message, join, message
 from ..policies import PLAIN
 
+RELAXED = "+lantern"
+"""Suffix of the name of a method with relaxed acceptance, which changes images."""
 COLUMNS = {
     "method": "method",
     "speedup": "speed-up",
@@ -123,15 +125,19 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
 
 
 def verdict(rows: list[dict], images: int) -> Message:
-    """Return a line that says whether the images stay the same, and which method was the fastest.
+    """Return a line that says whether exact methods keep the images the same, and which method was the fastest.
 
     Args:
         rows: Rows of `summary`.
         images: Number of images per method.
     """
     drafted = [row for row in rows if row["method"] != PLAIN]
-    differing = [row["method"] for row in drafted if row["identical"] < images]
-    same = message("check.differs", methods=", ".join(differing)) if differing else message("check.same")
+    changed = [row["method"] for row in drafted if row["identical"] < images]
+    differing = ", ".join(name for name in changed if not name.endswith(RELAXED))
+    relaxed = ", ".join(name for name in changed if name.endswith(RELAXED))
+    same = message("check.differs", methods=differing) if differing else message("check.same")
+    if relaxed:
+        same = join((same, message("benchmark.relaxed", methods=relaxed)))
     if not drafted:
         return same
     best = max(drafted, key=lambda row: row["speedup"])

@@ -22,8 +22,10 @@ CONTRASTS = """async (theme) => {
   };
   const linear = (value) => (value > 10 ? ((value / 255 + 0.055) / 1.055) ** 2.4 : value / 255 / 12.92);
   const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  return ['adt-line', 'adt-link', 'adt-map-caption'].map((className) => {
+  return ['info', 'warning', 'error', 'adt-link', 'adt-map-caption'].map((name) => {
+    const className = name.startsWith('adt') ? name : 'adt-line';
     const text = Object.assign(document.createElement('button'), { className });
+    text.dataset.level = name;
     if (className !== 'adt-link') text.style.background = 'none';
     parent.append(text);
     const lights = [pixel(getComputedStyle(text).color), backgroundOf(parent)].map(luminance).sort((a, b) => b - a);
@@ -31,7 +33,7 @@ CONTRASTS = """async (theme) => {
     return (lights[0] + 0.05) / (lights[1] + 0.05);
   });
 }"""
-"""Switches to a theme. Returns the contrast (WCAG) of a warning, of "Restore seed", and of other text."""
+"""Switches to a theme. Returns the contrast (WCAG) of lines of each level, of "Restore seed", and of other text."""
 
 
 @pytest.mark.every_frontend

@@ -69,7 +69,8 @@ READ = """([seed, count]) => {
   const find = (name) => app.graph.nodes.flatMap((node) => node.widgets ?? []).find((widget) => widget.name === name);
   for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
   adtTest.lines = [];
-  adtTest.read = () => adtTest.lines.push(app.graph.nodes.map((node) => adtTest.line(node)).find(Boolean) ?? '');
+  const batch = app.graph.nodes.find(({ type }) => type === 'ADTTreeBatchSampler');
+  adtTest.read = () => adtTest.lines.push(adtTest.line(batch));
   app.api.addEventListener('progress_text', adtTest.read); // after the pack, which has written its line
 }"""
 """Prepares a batch, and records the text that users see under nodes."""

@@ -229,7 +229,7 @@ def test_sampler_with_a_hidden_map_shows_comfyuis_preview(tab, workflow, prefer)
 @pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preferences(tab, default_workflow, prefer):
-    """The user can hide the map at any time. The preferences for speed and opacity are defaults of new samplers."""
+    """The user can hide the map at any time. The other preferences are defaults of new samplers."""
     tab.load(default_workflow)
     line = tab.page.get_by_text("Run the workflow to see")
     line.wait_for()
@@ -241,13 +241,15 @@ def test_preferences(tab, default_workflow, prefer):
     assert shown(tab) == SHOWN
     prefer("ADTTree.Sampler.Drafting", "No drafting")
     prefer("ADTTree.Map.Opacity", 25)
+    prefer("ADTTree.Map.Cells", False)
     made = """() => {
       const node = LiteGraph.createNode('ADTTreeSampler');
       app.graph.add(node);
       const widget = (name) => node.widgets.find((one) => one.name === name);
-      return [widget('drafting').value, widget('acceptance_map').map.panel.settings.opacity];
+      const { cells, opacity } = widget('acceptance_map').map.panel.settings;
+      return [widget('drafting').value, cells, opacity];
     }"""
-    assert tab.page.evaluate(made) == ["No drafting", 0.25]
+    assert tab.page.evaluate(made) == ["No drafting", False, 0.25]
     assert sent(tab)["drafting"] == "Auto", "existing samplers must not change"
 
 

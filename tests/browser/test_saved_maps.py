@@ -113,7 +113,7 @@ def test_invalid_maps_and_properties_are_ignored(tab, workflow, odd):
         assert tab.map(sampler, "(panel.draw(), run)") is None
         assert "Run the workflow" in tab.map(sampler, "panel.line.textContent")
         own = tab.map(sampler, "map.node.properties.adt_tree_map")
-        assert (own["figure"], own["opacity"], own["runs"]) == ("acceptance", 0.6, [])
+        assert (own["figure"], own["opacity"], own["runs"]) == ("acceptance", 0.4, [])
     assert "adt_tree_maps" not in tab.page.evaluate("JSON.stringify(app.graph.serialize())")
 
 

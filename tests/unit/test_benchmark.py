@@ -68,7 +68,7 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         ),
         (
             {"auto": (2.14, 4), "jacobi": (1.5, 3), "auto+lantern": (3.0, 0)},
-            "Same image: no (jacobi, auto+lantern). "
+            "Same image: no (jacobi). Changed by LANTERN: auto+lantern. "
             "Fastest: auto+lantern, about 3.0 times as fast as without drafts (2.9 to 3.2).",
         ),
         (

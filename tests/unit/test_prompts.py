@@ -294,6 +294,11 @@ def test_empty_selections_are_reported(values, words):
         select(parse_lines("a cat\na dog"), **values)
 
 
+def test_a_list_of_comments_is_reported():
+    with pytest.raises(AdtError, match="there are no prompts: every line is blank or a comment"):
+        select(parse_lines("# a cat\n\n# a dog"))
+
+
 def test_file_names():
     assert slug("A red car, on a (wet) street!") == "a-red-car-on-a-wet-street"
     assert slug("a " * 50) == "-".join("a" * 20) and slug("x" * 99) == "x" * 40 and slug("?!") == ""

@@ -1,9 +1,11 @@
 """Nodes of another pack for the tests: a foreign model and prompt, a reader of traces, and reports about memory."""
 
 import ctypes
+import functools
 import gc
 import json
 import sys
+import time
 import weakref
 
 import comfy.model_base
@@ -211,12 +213,28 @@ async def trim(request):
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
     """Turn a failure of previews and map images on or off."""
-    sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "clip_and_vae"))
+    previews, images = (sys.modules[f"{pack()}.adt_core.app.{name}"] for name in ("previews", "images"))
 
     def fail(_):
         raise MemoryError("not enough memory for an image")
 
-    sampling.to_picture = fail if request.query["fail"] == "1" else stock.to_picture
+    previews.to_uint8 = fail if request.query["fail"] == "1" else images.to_uint8
+    return web.json_response({})
+
+
+@PromptServer.instance.routes.get("/probe/pace")
+async def pace(request):
+    """Let samplers pause for some seconds after each round; 0 for no pause."""
+    live_map = sys.modules[f"{pack()}.nodes.live_map"].LiveMap
+    update = getattr(live_map.update, "__wrapped__", live_map.update)
+    seconds = float(request.query["seconds"])
+
+    @functools.wraps(update)
+    def paced(self):
+        time.sleep(seconds)
+        update(self)
+
+    live_map.update = paced if seconds else update
     return web.json_response({})
 
 
