@@ -233,12 +233,12 @@ SECOND_PROMPT = """(({ node }, text) => {
 
 def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     sampler = done(tab, workflow)
-    caption = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    caption = tab.map(sampler, "(panel.draw(), panel.caption.own.textContent)")
     text = tab.map(sampler, "Object.values(run.texts)[0].text")
     second = tab.map(sampler, SECOND_PROMPT, text)
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the text of the other node is the same"
+    assert tab.map(sampler, "panel.caption.own.textContent") == caption, "the text of the other node is the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.textContent === '{caption} The prompt has changed.'")
