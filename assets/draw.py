@@ -80,7 +80,7 @@ class Painter:
 
         The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
         """
-        seas = [self.decode(SEA, seed=SEA_SEED, method=method) for method in ("adt-tree", "autoregressive")]
+        seas = [self.decode(SEA, seed=SEA_SEED, method=method) for method in ("adt-tree", "no-drafting")]
         exact = self.image(self.decode(CAPTION, seed=RELAXED_SEED))
         relaxed = self.image(self.decode(CAPTION, seed=RELAXED_SEED, method="adt-tree", lantern_delta=1.0))
         first = self.image(house)

@@ -1,4 +1,4 @@
-/** Box on a node that shows the text that the node returns, such as the report of ADT-Tree Check. */
+/** Box on a node that shows the text that the node returns, such as the report of ADT-Tree Diagnostics. */
 
 import {
   addElement,
@@ -18,7 +18,7 @@ import { make } from "./elements.js";
 import { render } from "./markdown.js";
 import { texts } from "./texts.js";
 
-const NODES = new Set(["ADTTreeCheck", "ADTTreeBenchmark"]);
+const NODES = new Set(["ADTTreeDiagnostics", "ADTTreeBenchmark"]);
 const WIDGET = "result_text";
 const WIDTH = 600; // minimum width in pixels of a node that shows a text
 const HEIGHT = 340; // minimum height in pixels of the text

@@ -6,9 +6,9 @@ from server import PromptServer
 from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
-from .check import ADTTreeCheck
 from .collector import ADTTreeBatchReport
 from .compare import ADTTreeCompare
+from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
 from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
@@ -42,7 +42,7 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeBatchSampler,
             ADTTreeBatchReport,
             ADTTreeBenchmark,
-            ADTTreeCheck,
+            ADTTreeDiagnostics,
             ADTTreeGLMImageDecoderLoader,
             ADTTreeGLMImageDecode,
             ADTTreeTrainDrafter,

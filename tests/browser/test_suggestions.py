@@ -32,7 +32,7 @@ def drop_model(tab: ComfyPage) -> None:
 
 
 @pytest.mark.every_frontend("in both modes")
-def test_menu_offers_the_sampler_and_not_the_check(tab, prefer):
+def test_menu_offers_the_nodes_of_an_image(tab, prefer):
     prefer("Comfy.LinkRelease.Action", "context menu")
     drop_model(tab)
     menu = tab.page.locator(".litecontextmenu .litemenu-entry")
@@ -45,7 +45,7 @@ def test_menu_offers_the_sampler_and_not_the_check(tab, prefer):
 
 
 @pytest.mark.every_frontend("in both modes")
-def test_search_offers_the_sampler_early(tab, prefer):
+def test_search_offers_the_sampler_first(tab, prefer):
     prefer("Comfy.LinkRelease.Action", "search box")
     drop_model(tab)
     found = tab.page.get_by_role("option").filter(has_text="ADT-Tree")
@@ -53,4 +53,4 @@ def test_search_offers_the_sampler_early(tab, prefer):
     names = [text.splitlines()[0] for text in found.all_inner_texts()]
     tab.screenshot("search")
     tab.page.keyboard.press("Escape")
-    assert names.index("ADT-Tree Sampler") <= 1, "only ADT-Tree Check has a shorter name"
+    assert names.index("ADT-Tree Sampler") <= 1, "only ADT-Tree Diagnostics has a shorter name"

@@ -326,7 +326,7 @@ def test_benchmark_compares_methods_and_writes_results(pack, small):
 
 @pytest.mark.long
 def test_check_reports_on_one_page(pack, small):
-    (page,) = pack.run("ADTTreeCheck", model=small.model)
+    (page,) = pack.run("ADTTreeDiagnostics", model=small.model)
     for line in ("## No drafting", "| no-drafting |", "| auto |", "gives the same tokens as no drafting."):
         assert line in page
     assert str(pack.base) not in page

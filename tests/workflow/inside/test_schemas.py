@@ -15,7 +15,7 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLANTERN"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapToImage", "ADTTreeRunStats", "ADTTreeBenchmark"),
-    *("ADTTreeCheck", "ADTTreeTrainDrafter"),
+    *("ADTTreeDiagnostics", "ADTTreeTrainDrafter"),
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport"),
     *("ADTTreeGLMImageDecoderLoader", "ADTTreeGLMImageDecode"),
 }

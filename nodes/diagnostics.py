@@ -1,4 +1,4 @@
-"""Check node: tests how a model runs on this machine, and returns a report of one page."""
+"""Diagnostics node: tests how a model runs on this machine, and returns a report of one page."""
 
 import time
 
@@ -16,7 +16,7 @@ _PARTS = 1000
 """Number of steps of the progress bar."""
 
 
-_CHECK_TOOLTIPS = Tooltips(
+_DIAGNOSTICS_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model to test.",
         "drafter": "The drafter to test. If not connected, the first installed drafter that fits the model.",
@@ -27,16 +27,16 @@ _CHECK_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeCheck(io.ComfyNode):
+class ADTTreeDiagnostics(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeCheck",
-            "ADT-Tree Check",
-            tooltips=_CHECK_TOOLTIPS,
+            "ADTTreeDiagnostics",
+            "ADT-Tree Diagnostics",
+            tooltips=_DIAGNOSTICS_TOOLTIPS,
             description="Tests how fast this model runs here, and that drafting does not change the image. Takes at "
             "most two minutes.",
-            search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
+            search_aliases=["check", "doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],
             inputs=[ModelSocket.Input("model"), DrafterSocket.Input("drafter", optional=True)],
             outputs=[io.String.Output(display_name="report")],
             is_output_node=True,

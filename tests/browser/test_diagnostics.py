@@ -1,4 +1,4 @@
-"""Tests of the Check node on the page. The node must show its progress, and then its report."""
+"""Tests of the Diagnostics node on the page. The node must show its progress, and then its report."""
 
 import re
 
@@ -22,11 +22,11 @@ VERDICT = (
 
 @pytest.mark.every_frontend
 def test_check_shows_its_progress_and_report(tab, workflow):
-    """The Check node must show its report without another node.
+    """The Diagnostics node must show its report without another node.
 
     A second run must replace the report. Saved workflows must not contain it.
     """
-    node = workflow.add("ADTTreeCheck", (480, 80), size=(300, 80), model=(1, 0))
+    node = workflow.add("ADTTreeDiagnostics", (480, 80), size=(300, 80), model=(1, 0))
     workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]
     workflow.data["links"] = [link for link in workflow.data["links"] if link[3] == node]
     for output in workflow.node("ADTTreeModelLoader")["outputs"]:
