@@ -175,9 +175,9 @@ def card(title: str, workflow: Workflow) -> Image.Image:
     """Return the card of a workflow, with its title, source image, prompt, result and steps."""
     image = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
     draw = ImageDraw.Draw(image)
-    draw.text((MARGIN, 30), title, font=font(46), fill="white")
+    draw.text((MARGIN, 58), title, font=font(38), fill="white")  # below ComfyUI's badge "Node graph"
     inputs = "Image and prompt" if workflow.source else "Prompt"
-    draw.text((MARGIN, 92), f"{inputs} to image", font=font(25), fill=VIRIDIS[4])
+    draw.text((MARGIN, 108), f"{inputs} to image", font=font(25), fill=VIRIDIS[4])
     top = 146
     bottom = 386
     prompt_top = top
