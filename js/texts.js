@@ -77,7 +77,7 @@ const ENGLISH = {
   save: "Save map as image",
   thirds: ["Top left", "Top", "Top right", "Left", "Center", "Right", "Bottom left", "Bottom", "Bottom right"],
   contrast: ([easy, most], [hard, least]) =>
-    `Fastest: ${easy.toLowerCase()} (${most} tokens per pass). Slowest: ${hard.toLowerCase()} (${least}).`,
+    `Fastest: ${easy.toLowerCase()} (${most} per pass). Slowest: ${hard.toLowerCase()} (${least}).`,
   numbers: "Details",
   counts: {
     tau: "Tokens per pass",
