@@ -136,7 +136,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
         ["drafts", str(record["drafts"])],
         ["accepted", str(record["accepted"])],
         ["alpha", f"{alpha:.2f}"],
-        ["passes of the model", str(len(trace["rounds"]))],
+        ["Passes of the model", str(len(trace["rounds"]))],
     ):
         assert row in table, (row, table)
     tab.screenshot("numbers")
