@@ -114,7 +114,7 @@ def test_summary_and_table_of_details(tab, workflow):
     size = tab.map(sampler, "[map.node.size[1], panel.stage.clientHeight]")
     tab.widget(sampler).locator("summary").press("Enter")
     tab.wait(sampler, "panel.table.checkVisibility() && panel.table.rows.length > 9")
-    tab.wait(sampler, f"map.node.size[1] > {size[0]} + 100 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3")
+    tab.wait(sampler, f"map.node.size[1] > {size[0]} + 85 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3")
     rows = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
     assert f"Passes of the model{tab.map(sampler, 'run.rounds.length')}" in rows
     assert any(row.startswith("Center") for row in rows) and any(row.startswith("seed") for row in rows)
