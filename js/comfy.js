@@ -287,6 +287,7 @@ export function addNode(type, beside, pos) {
  */
 function boxOfNode(node) {
   const element = /** @type {HTMLElement | null} */ (document.querySelector(`.lg-node[data-node-id="${node.id}"]`));
+  node.updateArea(); // ComfyUI updates the box only when it draws the node
   const [x, y, width, height] = node.getBounding();
   return [x, y, Math.max(width, element?.offsetWidth ?? 0), Math.max(height, element?.offsetHeight ?? 0)];
 }
