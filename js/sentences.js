@@ -46,8 +46,8 @@ export function summary(run, other = null) {
 function headline(run, other) {
   if (run.plain) return texts.plain;
   if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
-  const unambiguous = run.lantern ? texts.changedImage : texts.sameImage;
-  const image = other ? "" : unambiguous;
+  const effect = run.lantern ? texts.changedImage : texts.sameImage;
+  const image = other ? "" : effect;
   return run.speedup > FASTER ? texts.faster(run.speedup.toFixed(1), image) : image;
 }
 
