@@ -76,7 +76,7 @@ def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
     (tmp_path / "list.txt").write_text("\n".join(prompts), encoding="utf-8")
     target = write_tiny_checkpoint(tmp_path / "target", scale=3.0)
     options = {"model": target, "drafter": "jacobi", "method": "adt-tree", "dtype": "float64", "device": "cpu"}
-    options |= {"prompts": tmp_path / "list.txt", "at_once": 1, "invalid_prompts": "truncate"}
+    options |= {"prompts": tmp_path / "list.txt", "batch_size": 1, "invalid_prompts": "truncate"}
     single = words("generate", **options, output=tmp_path / "whole", tokens=tmp_path / "whole.jsonl")
     subprocess.run([sys.executable, "-m", "adt_core", *single], cwd=ROOT, check=True)
     shards = Shards(tmp_path, options)

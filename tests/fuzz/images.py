@@ -14,10 +14,10 @@ from adt_core import Pipeline, cli
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
 from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.continuation import open_rgb, to_pixels
-from adt_core.app.images import KEY, read_settings
 from adt_core.commands import generation
 from adt_core.errors import AdtError
 from adt_core.models.load import load_target
+from adt_core.run.images import KEY, read_settings
 from tests.tiny import write_tiny_checkpoint
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged

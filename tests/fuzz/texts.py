@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from adt_core import Pipeline, Recipe, cache_folder
 from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device import profiles
@@ -21,6 +20,7 @@ from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
 from adt_core.models.load import load_target
 from adt_core.policies.cost_model import CostModel, RoundResult
+from adt_core.run.images import read_settings, to_png
 from tests.layouts.families import WRITERS
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged

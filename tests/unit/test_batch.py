@@ -15,11 +15,11 @@ from PIL import Image
 from adt_core import Drafting, Lantern, Loading, Pipeline, Recipe, Sampling, cli, load_drafter, load_target
 from adt_core.app import images
 from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, settings_key
-from adt_core.app.images import parameters_text, read_settings, to_png
-from adt_core.app.pipeline import split
 from adt_core.app.saved import read_saved
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
+from adt_core.run.images import parameters_text, read_settings, to_png
+from adt_core.run.pipeline import split
 from adt_core.version import FORMAT
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
@@ -49,7 +49,7 @@ def run(
     batch = BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in split(len(todo), chunk):
-        decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
+        decoding = make.decoding([todo[number] for number in stretch], batch_size=chunk)
         with closing(decoding.finished()) as running:
             for finished in running:
                 made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
@@ -65,7 +65,7 @@ def codes(make: Pipeline, folder) -> list[torch.Tensor]:
 def test_images_do_not_depend_on_the_batch(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
-        decoding = make.decoding([prompt], at_once=1).run()
+        decoding = make.decoding([prompt], batch_size=1).run()
         assert torch.equal(found, decoding.grid_codes()[0])
         saved = BatchFolder(make, tmp_path).find(prompt)
         figures = saved.figures
@@ -93,15 +93,15 @@ def test_a_stopped_batch_resumes(make, tmp_path, stop):
     assert run(make, [*PROMPTS, "a mouse"], tmp_path, chunk=5) == ["a mouse"]
 
 
-@pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
-def test_time_is_divided_among_active_images(make, at_once):
-    decoding = make.decoding(PROMPTS, at_once=at_once).run()
+@pytest.mark.parametrize("batch_size", [len(PROMPTS), 2])
+def test_time_is_divided_among_active_images(make, batch_size):
+    decoding = make.decoding(PROMPTS, batch_size=batch_size).run()
     parts = [decoding.trace.subset([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
     total = decoding.trace.report()
     for name in ("seconds", "tokens", "verified_drafts", "drafting_seconds"):
         assert sum(part[name] for part in parts) == pytest.approx(total[name]), name
-    assert (max(part["target_forwards"] for part in parts) == total["target_forwards"]) == (at_once == len(PROMPTS))
+    assert (max(part["target_forwards"] for part in parts) == total["target_forwards"]) == (batch_size == len(PROMPTS))
 
 
 def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
@@ -150,7 +150,7 @@ def test_prompts_with_seeds(make, tmp_path):
     """
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
-    decoding = make.decoding(["a cat"] * 3, seeds=seeds, at_once=2).run()
+    decoding = make.decoding(["a cat"] * 3, seeds=seeds, batch_size=2).run()
     for image, seed in enumerate(seeds):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None

@@ -112,10 +112,10 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
     """The files, tokens and statistics of a prompt must not depend on the other prompts of its batch."""
     Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
-    for at_once in (2, 3, 1):
-        files = {"output": f"{at_once}/x.png", "tokens": f"{at_once}.json"}
-        files |= {"report": f"r{at_once}.json", "trace": f"t{at_once}.json"}
-        code, out, err = generate("--compare", **shared, **files, at_once=at_once)
+    for batch_size in (2, 3, 1):
+        files = {"output": f"{batch_size}/x.png", "tokens": f"{batch_size}.json"}
+        files |= {"report": f"r{batch_size}.json", "trace": f"t{batch_size}.json"}
+        code, out, err = generate("--compare", **shared, **files, batch_size=batch_size)
         assert code == 0 and "tokens identical" in out, err
     assert read_lines("2.json") == read_lines("1.json") == read_lines("3.json") and len(read_lines("3.json")) == 6
     for folder in ("3", "1"):
@@ -125,15 +125,15 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
             assert one.tobytes() == two.tobytes() and one.text == two.text
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
-    forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, 2, 3)]
+    forwards = [load(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
     assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
     accepted = [
         [
             [share["accepted"] for one in decoding["rounds"] for share in one["images"]]
-            for decoding in read_lines(f"t{at_once}.json")
+            for decoding in read_lines(f"t{batch_size}.json")
         ]
-        for at_once in (2, 3)
+        for batch_size in (2, 3)
     ]
     assert accepted[0] == accepted[1] and len(accepted[0]) == 6
 
@@ -266,7 +266,7 @@ def test_prompts_outside_of_the_training_data_are_reported(generate, model, is_r
     Path("list.txt").write_text("a red house\na cat\n", encoding="utf-8")
     models = {"model": model, "drafter": model} if model else {}
     begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
-    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
+    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", batch_size=2, **models, **begun)
     assert code == 0, err
     assert ("Not drawn in 1 of 2 prompts: cat." in out) == is_reported
 
@@ -379,7 +379,7 @@ def test_a_png_without_settings(generate):
 @pytest.mark.parametrize("number", [FORMAT + 1, None])
 def test_a_png_of_another_format_is_refused_and_kept(generate, monkeypatch, number):
     with monkeypatch.context() as patch:
-        patch.setattr("adt_core.app.images.FORMAT", number)
+        patch.setattr("adt_core.run.images.FORMAT", number)
         generate()
     Path("a.png").rename("other.image")
     content = Path("other.image").read_bytes()

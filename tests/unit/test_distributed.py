@@ -131,7 +131,7 @@ def without_times(decodings):
 def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatch):
     def generate(folder, **more):
         files = {name: f"{folder}/{name}.json" for name in ("tokens", "trace", "report")}
-        return run("generate", f"{folder}/a.png", batch_size=2, at_once=2, method="adt-tree", **files, **more)
+        return run("generate", f"{folder}/a.png", batch_size=2, batch_size=2, method="adt-tree", **files, **more)
 
     assert generate("single")[0] == 0
     monkeypatch.setattr(generation, "GenerationWorker", fragile(generation_worker, "GenerationWorker", folder))
@@ -223,7 +223,7 @@ def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, c
     assert run("generate", "single/a.png", tokens="single.json")[0] == 0
     monkeypatch.setattr(png_folder, "write", lose_the_machine)
     code, _, err = run(
-        "generate", "spread/a.png", at_once=1, workers=3, ray_address=cluster.address, tokens="spread.json"
+        "generate", "spread/a.png", batch_size=1, workers=3, ray_address=cluster.address, tokens="spread.json"
     )
     cluster.wait_for_nodes(timeout=100)  # wait until Ray notices the loss, because later tests need two free cores
     assert code == 0, err

@@ -11,7 +11,6 @@ from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling
 from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.checkpoints import checkpoint_files, is_target_file
 from adt_core.errors import AdtError
 from adt_core.files import list_visible
 from adt_core.lab import quality
@@ -19,6 +18,7 @@ from adt_core.lab.training.dataset import find_captioned
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
 from adt_core.models.unsupported import refuse_layout
+from adt_core.run.checkpoints import checkpoint_files, is_target_file
 from tests.tiny import write_tiny_checkpoint
 
 APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4056)

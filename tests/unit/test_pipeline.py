@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
-from adt_core.app.images import read_settings
-from adt_core.app.previews import BLANK
+from adt_core.run.images import read_settings
+from adt_core.run.previews import BLANK
 from tests.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]

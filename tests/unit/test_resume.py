@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, cli
-from adt_core.app.images import read_settings
 from adt_core.app.prompts import PromptEntry
 from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
 from adt_core.commands.batch_size import default_batch_size
 from adt_core.commands.image_list import ImageList
 from adt_core.commands.progress import RunProgress
+from adt_core.run.images import read_settings
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
@@ -30,7 +30,7 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt", "method": "adt-tree"}
-    usual |= {"dtype": "float64", "device": "cpu", "at_once": 2}
+    usual |= {"dtype": "float64", "device": "cpu", "batch_size": 2}
 
     def run(output, *flags, **given):
         code = cli.main([*words("generate", **usual | {"output": output} | given), *flags])
@@ -140,7 +140,7 @@ def test_images_of_other_settings_are_kept_unless_overwritten(generate, change, 
 def test_another_drafter_or_batch_size_continues(generate):
     Path("few.txt").write_text("\n".join(PROMPTS[:3]), encoding="utf-8")
     assert generate("a", prompts="few.txt")[0] == 0
-    code, out, _ = generate("a", method="eagle2", depth=2, at_once=3)
+    code, out, _ = generate("a", method="eagle2", depth=2, batch_size=3)
     assert code == 0 and "3 of 7 images were already there." in out
 
 
@@ -399,12 +399,12 @@ def test_a_list_is_decoded_in_batches_by_default(generate, monkeypatch):
     sizes = []
     decoding = Pipeline.decoding
 
-    def recorded(pipeline, prompts, indices=None, at_once=None):
-        sizes.extend([at_once] if at_once else [])
-        return decoding(pipeline, prompts, indices, at_once)
+    def recorded(pipeline, prompts, indices=None, batch_size=None):
+        sizes.extend([batch_size] if batch_size else [])
+        return decoding(pipeline, prompts, indices, batch_size)
 
     monkeypatch.setattr(Pipeline, "decoding", recorded)
-    assert generate("a", at_once=None)[0] == 0
+    assert generate("a", batch_size=None)[0] == 0
     assert sizes == [8]
     assert generate("b")[0] == 0
     assert contents("a") == contents("b"), "the batch size must not change files or their order"

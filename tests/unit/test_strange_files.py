@@ -18,9 +18,7 @@ from PIL import EpsImagePlugin, Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling, cache_folder, cli
 from adt_core.app.batch_folder import BatchFolder, batch_folder
-from adt_core.app.checkpoints import checkpoint_files
 from adt_core.app.continuation import open_rgb
-from adt_core.app.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
 from adt_core.engine.device import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
@@ -30,6 +28,8 @@ from adt_core.lab.training.dataset import TrainingImages, find_captioned
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.save import write_checkpoint
 from adt_core.policies.cost_model import CostModel
+from adt_core.run.checkpoints import checkpoint_files
+from adt_core.run.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 

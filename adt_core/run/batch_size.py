@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from ..app.pipeline import Pipeline
 from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, free_bytes, required_bytes
 from ..errors import AdtError
+from .pipeline import Pipeline
 
 CPU_BATCH_SIZE = 8
 """Largest default on a CPU. docs/performance.md has the measured images per minute."""
