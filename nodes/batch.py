@@ -25,6 +25,7 @@ from ..adt_core.messages import join, message
 from ..adt_core.run.identity import SETTINGS_KEY, digest
 from ..adt_core.run.images import is_keyword, named_folder, read_pixels
 from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
+from ..adt_core.run.stats import IMAGE_STATS
 from ..adt_core.run.store import Identity, PngStore, existing_images, file_name
 from ..adt_core.run.truncation import INVALID_MODES, RAISE
 from .cancelling import telling_what_is_kept
@@ -173,7 +174,8 @@ def _row(job: Job, record: Mapping[str, Any], relaxed: bool) -> dict:
     """Return the row of an image in the report. `relaxed` is True with LANTERN."""
     whole = {"caption": job.prompt} if job.text != job.prompt else {}
     own = {"seed": job.seed, "file": file_name(job.number), "note": job.note, "relaxed": relaxed}
-    return {"id": job.id, "prompt": job.text, **record["figures"], **own, **whole}
+    figures = {name: record["figures"][name] for name in IMAGE_STATS}  # a file of others may have more
+    return {"id": job.id, "prompt": job.text, **figures, **own, **whole}
 
 
 def _saved(jobs: Iterable[Job], folder: Path) -> list[ui.SavedResult]:

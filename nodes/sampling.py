@@ -19,9 +19,9 @@ from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.models.target import PublishedSampling
 from ..adt_core.run.jobs import Job
-from ..adt_core.run.pipeline import Progress, Resident
 from ..adt_core.run.previews import Previews
 from ..adt_core.run.resolve import resolve_recipe
+from ..adt_core.run.runner import Progress, Resident
 from ..adt_core.run.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.settings import UPSTREAM
 from .clip_and_vae import read_prompt, read_sources, text_encoder

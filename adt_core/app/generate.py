@@ -21,8 +21,8 @@ from ..run.checkpoints import model_files
 from ..run.images import check_outputs, read_settings
 from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
-from ..run.pipeline import PART_FACTOR, split
 from ..run.resolve import Hardware, resolve_recipe
+from ..run.runner import PART_FACTOR, split
 from ..run.stats import Totals
 from ..run.store import Identity, PngStore, Store, clashing_images
 from ..run.truncation import RAISE

@@ -14,8 +14,9 @@ from ..recipe import Recipe
 from ..run.batch_size import default_batch_size
 from ..run.identity import SETTINGS_KEY
 from ..run.jobs import Job, JobList, fit
-from ..run.pipeline import Finished, Pipeline, with_sources
+from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
+from ..run.runner import Finished
 from ..run.store import Identity
 from ..run.truncation import RAISE
 from ..trace import Trace

@@ -15,7 +15,7 @@ from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from ..version import FORMAT
 from .checkpoints import model_files
-from .pipeline import Pipeline
+from .runner import Runner
 
 SETTINGS_KEY = "settings_key"
 """Name of the digest in records and lines."""
@@ -30,7 +30,7 @@ def digest(content: object) -> str:
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def settings_key(pipeline: Pipeline) -> str:
+def settings_key(pipeline: Runner) -> str:
     """Return a digest of everything that determines a pipeline's images, except prompts, seeds and noise indices.
 
     Two pipelines with the same digest make the same image for a job. The digest includes the drafter and its settings

@@ -26,7 +26,7 @@ from ..untrusted import list_of, whole_number
 from .identity import SETTINGS_KEY, settings_key
 from .images import is_intact, read_settings
 from .jobs import Job, JobList
-from .pipeline import CAPTION, Pipeline
+from .runner import CAPTION, Runner
 from .stats import are_image_stats
 
 _UNCOMPARED = "model", "drafter", "image_index", "seed"
@@ -85,7 +85,7 @@ class Identity:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Identity:
+    def of(cls, pipeline: Runner) -> Identity:
         """Return the identity of a pipeline's images."""
         target = pipeline.target
         rows, columns = target.grid

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
-from adt_core.run.pipeline import split
+from adt_core.run.runner import split
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
