@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
-from adt_core.app import png_settings
-from adt_core.app.batch_folder import settings_key
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
+from adt_core.run import png_settings
+from adt_core.run.identity import settings_key
 from adt_core.run.images import read_settings
 from tests.command import read_lines
 from tests.drafted import new_decoding, run
@@ -185,7 +185,7 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 def test_images_of_a_batch_are_reproduced(generate):
     options = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
-    assert generate(*options, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
+    assert generate(*options, "--num-images-per-prompt", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
     assert generate(*options, "--output", "single.png")[0] == 0
     saved = read_settings(Path("x-0003.png"))
     assert [saved[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == [
@@ -217,7 +217,7 @@ def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     pipeline = Pipeline(models[0], Recipe(Sampling(SEED)))
     changed = replace(pipeline, recipe=Recipe(UPSTREAM))
     keys = [settings_key(pipeline), settings_key(changed)]
-    monkeypatch.setattr("adt_core.app.batch_folder.noise_device", lambda device: "another")
+    monkeypatch.setattr("adt_core.run.identity.noise_device", lambda device: "another")
     keys.append(settings_key(changed))
     assert len(set(keys)) == 3 and settings_key(pipeline) == keys[0]
 
