@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)((?: {4,}.*\n|\n(?= {4}))+)")
-_COMMAND = re.compile(r"((?:\.venv/bin/)?python3? [^|#']+|npm run \w+|adt-tree [^|#']+)")
+_COMMAND = re.compile(r"((?:\.venv/bin/)?python3? [^|#']+|npm (?:--prefix \S+ )?run \w+|adt-tree [^|#']+)")
 
 
 class Block(NamedTuple):

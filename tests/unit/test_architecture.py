@@ -386,7 +386,7 @@ def assigns_unrelated_values(statement: ast.Assign) -> bool:
 
 
 def test_one_statement_per_line():
-    sources = SHIPPED | modules("benchmarks", "model_making", "assets")
+    sources = SHIPPED | modules("benchmarks", "model_making", "docs/assets")
     sources["dev.py"] = ast.parse((ROOT / "dev.py").read_text(encoding="utf-8"))
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"

@@ -186,7 +186,8 @@ def check_command(command: str) -> None:
         command = command.replace(part, value)
     program, *given = shlex.split(command.removeprefix(".venv/bin/"))
     if program == "npm":
-        assert f'"{given[1]}":' in next(ROOT.rglob("package.json")).read_text(encoding="utf-8")
+        *prefix, _, script = given
+        assert f'"{script}":' in (ROOT / prefix[-1] / "package.json").read_text(encoding="utf-8")
     elif program == "adt-tree" or given[0] == "adt.py":
         check_arguments(given[program != "adt-tree" :])
     elif given[0] == "-m":

@@ -69,7 +69,7 @@ def sources() -> dict[str, str]:
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name not in SKIPPED | {"workflows"}]
     paths = chain(ROOT.glob("*.*"), *(folder.rglob("*.*") for folder in folders))
     suffixes = {".py", ".js", ".mjs", ".json", ".toml", ".yml"}
-    chosen = [path for path in paths if path.suffix in suffixes and path.name != "package-lock.json"]
+    chosen = [path for path in paths if path.suffix in suffixes and "node_modules" not in path.parts]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in chosen}
 
 
@@ -81,6 +81,8 @@ def files() -> set[str]:
         if folder.name not in SKIPPED:
             for path in (folder, *folder.rglob("*")):
                 parts = path.relative_to(ROOT).parts
+                if "node_modules" in parts:
+                    continue
                 found |= {"/".join(parts[start:]) for start in range(len(parts))}
     return found
 
