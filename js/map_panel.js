@@ -312,8 +312,7 @@ export class MapPanel {
 
   // ---- drawing -----------------------------------------------------------------------------
 
-  /** Draw with the next frame. */
-  /** A property, because it is passed on as a callback. */
+  /** Draw with the next frame. This is a property, because it is passed on as a callback. */
   redraw = () => {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;

@@ -43,10 +43,18 @@ NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
 
 
 def sampling_inputs() -> list[io.Input]:
-    """Return the inputs for the fields of `Sampling`. The defaults are the parameters of the bundled model."""
-    own = Sampling.options()
-    numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in NUMBERS]
-    return [widget("seed", own["seed"], control_after_generate=True), *numbers]
+    """Return the first inputs for fields of `Sampling`, from `seed` to `top_p`.
+
+    Workflows save values by position, so nothing can be added here. A new field gets :func:`sampling_input` as the last
+    input of each node.
+    """
+    seed = widget("seed", Sampling.options()["seed"], control_after_generate=True)
+    return [seed, *map(sampling_input, ("guidance", "temperature", "top_k", "top_p"))]
+
+
+def sampling_input(name: str) -> io.Input:
+    """Return the input for a field of `Sampling` in `NUMBERS`. The default is the parameter of the bundled model."""
+    return widget(name, Sampling.options()[name]._replace(default=getattr(BUNDLED_SAMPLING, name)))
 
 
 def preset_input() -> io.Input:

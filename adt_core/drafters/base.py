@@ -46,7 +46,7 @@ class Prefill:
 
 
 class TreeSizes:
-    """TreeSizes of a round's trees, one per image.
+    """Largest sizes of the trees of a round, and the limits of each image's tree.
 
     Attributes:
         depth: Largest depth among the images.

@@ -166,7 +166,7 @@ class _LaunchInfo(NamedTuple):
     forwards: int = 0
 
 
-def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
+def _drafted_round(slots: Slots, proposer: Proposer, sizes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
     """Propose, verify and commit a tree for each image.
 
     Returns:
@@ -174,9 +174,9 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple
     """
     started = time.perf_counter()
     forwards = proposer.forwards
-    tree = proposer.propose(slots.roots, shapes)
+    tree = proposer.propose(slots.roots, sizes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
-    verified = verify(slots, proposer, tree, shapes.width)
+    verified = verify(slots, proposer, tree, sizes.width)
     # Make the report before `commit`, because tensors of the tree may share memory with `slots.roots`, and `commit`
     # overwrites the roots.
     packed, widths = pack_verified(verified)

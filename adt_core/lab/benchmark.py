@@ -43,7 +43,6 @@ from . import quality, report
 from .records import RUNS, append, open_records
 from .report import RELAXED
 
-"""Suffix in the name of a method with relaxed acceptance."""
 NETWORK = "network"
 WARM_UP = 8
 """Number of rounds (target forward passes) of each method before the measurements."""

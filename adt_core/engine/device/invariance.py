@@ -389,6 +389,7 @@ def first_layers(target: Target) -> Target:
     copied = copy(target)
     decoder = copy(target.decoder)
     decoder._modules = {**decoder._modules, "layers": decoder.layers[:TRIAL_LAYERS]}
+    decoder.pooled_slots = {}
     decoder.config = replace(decoder.config, num_layers=min(TRIAL_LAYERS, decoder.config.num_layers))
     copied.decoder = decoder
     return copied

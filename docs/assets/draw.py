@@ -1,9 +1,9 @@
 """Draw the pack's icon and banner, and the thumbnails of workflows that use the bundled model.
 
-    python assets/draw.py            run this in the root of the repository, after pip install -e .
+    python docs/assets/draw.py            run this in the root of the repository, after pip install -e .
 
-assets/cards.py draws the thumbnails of workflows with other models. The thumbnail of the batch template is not drawn
-here. It is the contact sheet that this template makes of eight captions.
+docs/assets/cards.py draws the thumbnails of workflows with other models. The thumbnail of the batch template is not
+drawn here. It is the contact sheet that this template makes of eight captions.
 
 Icon and banner show an image of the bundled model and a draft tree. The icon shows an unfinished image, whose missing
 rows are dark. The banner also shows the acceptance map, in which the color of a token means the number of tokens that
@@ -199,7 +199,7 @@ def main() -> None:
     icon(image, cells).save(HERE / "icon.png", optimize=True)
     banner(image, cells).save(HERE / "banner.png", optimize=True)
     for name, thumbnail in painter.thumbnails(house).items():
-        thumbnail.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
+        thumbnail.save(HERE.parents[1] / "workflows" / f"{name}.jpg", quality=88)
 
 
 if __name__ == "__main__":
