@@ -96,7 +96,9 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     """
     drafter_name, drafting = METHODS[method]
     relaxation = RECIPE.lantern if lantern and method != PLAIN else None
-    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), choose_device("auto"))
+    pipeline = Pipeline.of(
+        Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), choose_device("auto")
+    )
     connection.send(None)
     while (batch := connection.recv()) is not None:
         decoding = pipeline.decoding(*batch).run()
