@@ -91,7 +91,7 @@ class Run:
         self,
         prompts: Sequence[str] = (),
         image_indices: Sequence[int] | None = None,
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         **options: Any,
     ) -> Decoding:
         """Encode prompts, and return the decoding that generates their images. Users can cancel the decoding.
@@ -99,12 +99,12 @@ class Run:
         Args:
             prompts: Prompt of each image (default: one image of the run's prompt).
             image_indices: Index of each image among the images of its prompt, which selects its noise (default: 0).
-            prefix: Codes [images, P] of the first P tokens of each image, which are not generated (default: none).
+            kept: Codes [images, P] of the first P cells of each image; -1 for cells to generate (default: all).
             **options: Further arguments of `Pipeline.decoding`.
         """
         with text_encoder(self.model):
             texts = prompts or [self.prompt]
-            return self.pipeline.decoding(texts, image_indices, prefix=prefix, check=check_cancelled, **options)
+            return self.pipeline.decoding(texts, image_indices, kept=kept, check=check_cancelled, **options)
 
     def loaded(self, *decodings: Decoding, memory_required: int = 0) -> AbstractContextManager[torch.device]:
         """Load all weights on their device, with memory for decodings that run side by side.

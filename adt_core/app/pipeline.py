@@ -290,7 +290,7 @@ class Pipeline:
         prompts: Sequence[str],
         image_indices: Sequence[int] | None = None,
         at_once: int | None = None,
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         check: Check | None = None,
         seeds: Sequence[int] | None = None,
     ) -> Decoding:
@@ -301,7 +301,7 @@ class Pipeline:
             image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
                 same prompt and seed differ only if their indices differ.
             at_once: Maximum number of images that are decoded at the same time (default: all).
-            prefix: Codes [images, P] of the first P cells, which are not generated (default: the recipe's).
+            kept: Codes [images, P] of the first P cells; -1 for cells to generate (default: the recipe's).
             check: Cancellation callback. It is called often, and raises an exception to stop.
             seeds: Seed of each image (default: the recipe's).
 
@@ -318,7 +318,7 @@ class Pipeline:
             negatives=[negative] * len(prompts) if negative is not None else None,
             image_indices=image_indices if image_indices is not None else [recipe.image_index] * len(prompts),
             seeds=seeds,
-            prefix=prefix if prefix is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
+            kept=kept if kept is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
             check=check,
         )
         return Decoding(request, at_once)

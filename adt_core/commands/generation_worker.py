@@ -7,8 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from ..app import continuation
 from ..app.args import GenerateArgs
 from ..app.batch_folder import settings_key
@@ -132,7 +130,6 @@ class GenerationWorker:
         target = pipeline.target
         args = self.plan.args
         rows, columns = target.grid
-        given = target.tokens(torch.tensor([pipeline.recipe.kept], dtype=torch.long)).shape[1]
         size = columns * target.downsample, rows * target.downsample
         seed = pipeline.recipe.sampling.seed
         fields = {
@@ -140,7 +137,9 @@ class GenerationWorker:
         }
         compared = {name: value for name, value in fields.items() if name not in ("model", "drafter", "image_index")}
         identity = ImageIdentity(settings_key(pipeline), seed, size, compared)
-        settings = pipeline.decoding(["x"]).request.settings()
+        request = pipeline.decoding(["x"]).request
+        given = int(request.kept.given.sum())
+        settings = request.settings()
         return GenerationFacts(
             (2 if args.files.compare else 1) * (target.length - given),
             self._batch_size(prompts),

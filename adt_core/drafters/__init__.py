@@ -1,6 +1,6 @@
 """Drafters. A drafter proposes tokens, and the target (the image model) verifies them. :mod:`.table` lists drafters."""
 
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 from .eagle_files import fits
 from .load import (
     DRAFTERS,
@@ -15,6 +15,6 @@ from .load import (
 )
 
 __all__ = [
-    "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "TreeSizes", "Verified",
+    "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "PlainRead", "Prefill", "Proposer", "TreeSizes", "Verified",
     "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "with_window", "without_window",
 ]  # fmt: skip

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError, Check
@@ -416,12 +415,15 @@ class Target:
         return torch.cat([small.flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Insert an end token after every complete row of an image's first P codes [B, P], if rows have end tokens."""
+        """Insert the tokens that end the rows into the codes [B, num_cells] of images, in models with such tokens.
+
+        A code of -1 is a token to generate. The end of a row is kept if the last code of the row is kept.
+        """
         if not self.row_end:
             return cells
-        rows = cells.split(self.grid[1], 1)
-        ended = [F.pad(row, (0, 1), value=self.num_codes) if row.shape[1] == self.grid[1] else row for row in rows]
-        return torch.cat(ended, 1)
+        rows = cells.unflatten(1, self.grid)
+        ends = torch.where(rows[..., -1:] < 0, -1, self.num_codes)
+        return torch.cat([rows, ends], 2).flatten(1)
 
     def guidance(self, scale: float, like: Tensor) -> Tensor | float:
         """Return the guidance scale at every position.
