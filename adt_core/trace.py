@@ -161,6 +161,30 @@ class Trace:
         }
 
     @property
+    def start(self) -> int:
+        """Raster position of the first token that is generated in any of the images."""
+        return (
+            next((i for i in range(self.length) if not all(given[i] for given in self.given)), self.length)
+            if self.given
+            else 0
+        )
+
+    def stretches(self) -> list[list[int]]:
+        """Return for each image the lengths of its stretches of given and generated tokens, given first.
+
+        Example: an image whose token 2 is generated, of 4 tokens, has [2, 1, 1].
+        """
+        rows: list[list[int]] = []
+        for given in self.given:
+            lengths = [0]
+            for position, is_given in enumerate(given):
+                if is_given == (len(lengths) % 2 == 0):
+                    lengths.append(0)
+                lengths[-1] += 1
+            rows.append(lengths)
+        return rows
+
+    @property
     def prefill_seconds(self) -> float:
         return sum(self.prefill.values())
 

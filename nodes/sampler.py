@@ -129,11 +129,11 @@ class ADTTreeSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
         run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
-        prefix = None
+        kept = None
         indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
-        decoding = run.decoding([run.prompt] * len(indices), indices, prefix)
+            kept, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+        decoding = run.decoding([run.prompt] * len(indices), indices, kept)
         with run.loaded(decoding):
             shown = _decode(decoding, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)

@@ -1,6 +1,6 @@
 """Conversion of input images to codebook indices ("codes").
 
-There are two kinds of input images: an image to continue, whose upper part is kept, and source images to edit.
+There are two kinds of input images: an image to continue, of which a part is kept, and source images to edit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..errors import AdtError
 from ..models.target import Target
 from .args import ImageToImageArgs
 from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
+from .masks import generated_cells, upper_part_kept
 
 DEFAULT_KEEP = 0.5
 """Default share of the rows to keep from an image to continue."""
@@ -33,40 +34,73 @@ def check_args(args: ImageToImageArgs) -> None:
         args: Paths of the input images, and the shares to keep.
 
     Raises:
-        AdtError: If an image cannot be read, or `keep` or `keep_left` is set without an image to continue.
+        AdtError: If an image cannot be read, `keep`, `keep_left` or `mask` is set without an image to continue, or a
+            mask is set together with a share to keep.
     """
     for path in args.source:
         open_rgb(path, "source")
     if args.continue_from is not None:
         open_rgb(args.continue_from, "continue_from")
-    elif args.keep is not None or args.keep_left is not None:
-        raise AdtError("`keep` and `keep_left` need an image to continue; give it with `continue_from`.")
+    elif args.mask is not None or args.keep is not None or args.keep_left is not None:
+        raise AdtError("`keep`, `keep_left` and `mask` need an image to continue; give it with `continue_from`.")
+    if args.mask is not None:
+        open_rgb(args.mask, "mask")
+        if args.keep is not None or args.keep_left is not None:
+            raise AdtError("`mask` says which part is kept; leave out `keep` and `keep_left`.")
 
 
-def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the codes that every generated image starts with, in raster order.
+def kept_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
+    """Return the codes that every generated image keeps, in the form of `Recipe.kept`.
 
     Args:
-        args: Path of the image to continue, and the shares to keep. Without an image to continue, the result is ().
+        args: Path of the image to continue, and its mask or the shares to keep. Without an image, the result is ().
 
     Raises:
-        AdtError: If the image cannot be read, or if the shares keep the complete image.
+        AdtError: If an image cannot be read, or if the complete image is kept.
     """
     if args.continue_from is None:
         return ()
-    rows, columns = target.grid
-    side = target.downsample
     image = open_rgb(args.continue_from, "continue_from")
-    pixels = to_pixels(image, rows * side, columns * side)
-    small: Tensor | None = None
+    if args.mask is not None:
+        return kept_of(image, read_mask(args.mask, target), target)
+    rows, columns = target.grid
     keep = DEFAULT_KEEP if args.keep is None else args.keep
     count = prefix_length(target.grid, keep, args.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"`keep` is {keep:g}, which keeps all {rows} rows of tokens; choose a smaller number.")
+    return kept_of(image, upper_part_kept(target.grid, count), target)
+
+
+def kept_of(image: Image.Image, generated: Tensor, target: Target) -> tuple[int, ...]:
+    """Return the codes of an image that are kept, in the form of `Recipe.kept`: -1 for cells to generate.
+
+    Args:
+        image: Image in RGB. If it has another size than the model's images, it is cropped and resized.
+        generated: [1, rows, columns] bool, whether each cell is generated.
+    """
+    side = target.downsample
+    small: Tensor | None = None
     with torch.inference_mode():
-        if count and all(target.lead):
-            small = target.codec.encode(to_pixels(image, *(side * cells for cells in target.lead)))
-        return tuple(target.beginning(target.codec.encode(pixels), count, small)[0].tolist())
+        if all(target.lead):
+            small = target.codec.encode(to_pixels(image, *(side * cells for cells in target.lead))).cpu()
+        cells = target.codec.encode(to_pixels(image, *(side * cells for cells in target.grid))).cpu()
+        codes = target.kept(cells, generated, small)[0].tolist()
+    while codes and codes[-1] < 0:
+        codes.pop()
+    return tuple(codes)
+
+
+def read_mask(path: Path, target: Target) -> Tensor:
+    """Return the cells that a mask file generates, bool [1, rows, columns]. White generates, black keeps.
+
+    The mask is cropped and resized as the image is, so a mask of the image's size covers the same parts.
+
+    Raises:
+        AdtError: If the file cannot be read as an image, or the mask is empty.
+    """
+    rows, columns = target.grid
+    pixels = to_pixels(open_rgb(path, "mask"), rows * target.downsample, columns * target.downsample)
+    return generated_cells((pixels.mean(1) + 1) / 2, target.grid, "mask")
 
 
 def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:

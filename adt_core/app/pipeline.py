@@ -36,9 +36,11 @@ from ..models.target import EncodedPrompt, Target, suffixed
 from ..recipe import BUNDLED, Loading, Recipe
 from ..trace import Trace
 from ..version import VERSION
+from .continuation import kept_of, open_rgb, read_mask
 from .defaults import choose_device, complete
 from .download import default_folder
 from .images import open_image, to_png, to_rgb
+from .masks import generated_cells
 from .png_settings import read_values
 from .previews import preview
 
@@ -322,6 +324,27 @@ class Pipeline:
             check=check,
         )
         return Decoding(request, at_once)
+
+    def keep(self, image: str | Path, mask: str | Path | Tensor) -> tuple[int, ...]:
+        """Return the option `kept`, with which only a part of an existing image is generated.
+
+            pipe.generate("a green door", kept=pipe.keep("house.png", "mask.png"))
+
+        Args:
+            image: Image file. If it has another size than the model's images, it is cropped and resized.
+            mask: Image file in which the part to generate is white and the part to keep is black, or a tensor
+                [height, width] with 1 and 0. The mask is rounded to whole tokens.
+
+        Raises:
+            AdtError: If a file can't be read, or the mask is empty.
+        """
+        if isinstance(mask, Tensor):
+            generated = generated_cells(mask, self.target.grid, "mask")
+        else:
+            generated = read_mask(Path(mask), self.target)
+        if len(generated) != 1:
+            raise AdtError(f"`mask` has {len(generated)} masks for one image; give one mask.")
+        return kept_of(open_rgb(Path(image), "image"), generated, self.target)
 
     def result(self, decoding: Decoding, image: int, prompt: str, **more: Any) -> Result:
         """Return the result of a finished image of a decoding. `more` are further entries for the PNG's metadata."""

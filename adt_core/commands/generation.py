@@ -67,7 +67,7 @@ def plan(args: GenerateArgs) -> GenerationPlan:
         webdataset.check(images)
     sources = [
         *given_paths(inputs, "prompts", "from_png"),
-        *given_paths(args.image_to_image, "source", "continue_from"),
+        *given_paths(args.image_to_image, "source", "continue_from", "mask"),
         *model_files(recipe.loading.model, recipe.drafter or JACOBI),
     ]
     lines = _line_outputs(args)

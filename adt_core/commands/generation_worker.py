@@ -113,7 +113,7 @@ class GenerationWorker:
         loaded = Pipeline.of(plan.recipe, args.device)
         sources = continuation.source_codes(args.image_to_image, loaded.target) or plan.recipe.sources
         target = continuation.with_sources(loaded.target, sources)
-        kept = continuation.prefix_codes(args.image_to_image, target) or plan.recipe.kept
+        kept = continuation.kept_codes(args.image_to_image, target) or plan.recipe.kept
         recipe = replace(plan.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
         self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))

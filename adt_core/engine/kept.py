@@ -77,7 +77,7 @@ class KeptTokens:
         return int(runs[ends < self._length].max()) if (ends < self._length).any() else 0
 
     def run(self, image: int, position: int) -> int:
-        """Return the number of kept tokens after a position and before the next token to generate; 0 if all are kept."""
+        """Return the number of kept tokens between a position and the next token to generate, or 0."""
         end = self._next_generated[image][position + 1]
         return end - position - 1 if end < self._length else 0
 

@@ -130,12 +130,12 @@ class ImageQueue:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:
-        """Let the next images enter new slots: read prompts and kept beginnings, and sample the first token of each image.
+        """Let the next images enter new slots: read prompts and kept beginnings, and sample each image's first token.
 
         Args:
             cache_length: Number of positions of the KV cache. With None, the cache has only the positions of the
-                prompts and kept beginnings. Use None if the new slots will be copied into other slots, which have longer
-                caches.
+                prompts and kept beginnings. Use None if the new slots will be copied into other slots, which have
+                longer caches.
 
         Returns:
             The new slots.

@@ -37,7 +37,7 @@ class Slots:
         positions: Raster position of each root, on the host.
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
-        kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads kept tokens.
+        kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads any.
         plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
         active: For each slot, whether its image is still being decoded. A finished image may stay in its slot.
         controls: Values that the host sets for each round, [B, 6] int64. The columns are: maximum depth, width and

@@ -134,7 +134,7 @@ def decode_separately(target, prompts, prefix, negative, **how):
 def prefix_of(target, kept, codes):
     """Return the codes to keep [3, P]: cells of these images, or random codes if `kept` begins with "other".
 
-    They are the first cells or, for "holes", a number of cells out of every group of cells, shifted from image to image.
+    They are the first cells or, for "holes", some cells of every group of cells, shifted from image to image.
     """
     cells = torch.cat([target.small(codes).flatten(1), target.cells(codes).flatten(1)], 1)
     count = AXES["kept"][kept]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, Drafting, Lantern, Sampling
+from adt_core.app.masks import upper_part_kept
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
 from tests.drafted import new_decoding, run
@@ -132,9 +133,10 @@ def test_required_memory_includes_a_long_prefill(models):
 
 
 def test_a_small_image_is_taken_at_regular_distances(models):
-    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2."""
+    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2. Row 1 is generated."""
     target = copy(models[0])
     target.grid = (4, 4)
     target.lead_of = lambda grid: (2, 3)
     cells = torch.arange(16).view(1, 4, 4)
-    assert target.beginning(cells, 5).tolist() == [[0, 1, 2, 8, 9, 10, 0, 1, 2, 3, 4]]
+    generated = upper_part_kept(target.grid, 8)
+    assert target.kept(cells, generated).tolist() == [[0, 1, 2, -1, -1, -1, *range(8), *[-1] * 8]]
