@@ -163,11 +163,8 @@ class Trace:
     @property
     def start(self) -> int:
         """Raster position of the first token that is generated in any of the images."""
-        return (
-            next((i for i in range(self.length) if not all(given[i] for given in self.given)), self.length)
-            if self.given
-            else 0
-        )
+        columns = enumerate(zip(*self.given)) if self.given else ()
+        return next((position for position, given in columns if not all(given)), self.length if self.given else 0)
 
     def stretches(self) -> list[list[int]]:
         """Return for each image the lengths of its stretches of given and generated tokens, given first.
@@ -177,7 +174,7 @@ class Trace:
         rows: list[list[int]] = []
         for given in self.given:
             lengths = [0]
-            for position, is_given in enumerate(given):
+            for is_given in given:
                 if is_given == (len(lengths) % 2 == 0):
                     lengths.append(0)
                 lengths[-1] += 1

@@ -58,11 +58,12 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "compares the prompt with no text (Emu3: with its published negative prompt).",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
-        "keep_top sets how much of it stays. It must have the model's size; each of its images is generated "
-        "batch_size times.",
+        "keep_top sets how much of it stays, or a mask from Set Latent Noise Mask: only the masked part is generated. "
+        "It must have the model's size; each of its images is generated batch_size times.",
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
-        "nothing but the batch.",
-        "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left.",
+        "nothing but the batch. A mask replaces it.",
+        "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left. A "
+        "mask replaces it.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed, in float32 on the same device. docs/models.md lists the scripts.",
     },
