@@ -6,6 +6,7 @@ from torch import Tensor
 from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
 from ..adt_core.app.masks import generated_cells, upper_part_kept
+from ..adt_core.messages import message
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
@@ -47,6 +48,11 @@ def read_latent(
     indices = latent.get("batch_index") or list(range(len(codes)))
     step = max(indices) + 1
     return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
+
+
+def empty_mask_note(latent: dict, kept: Tensor) -> str:
+    """Return a sentence for the user if the LATENT's noise mask generates no token of `kept`, or ""."""
+    return message("mask.empty") if latent.get("noise_mask") is not None and (kept >= 0).all() else ""
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:

@@ -4,6 +4,7 @@ The output LATENT holds the codebook vectors of the images. VAE Decode decodes t
 """
 
 from contextlib import closing
+from dataclasses import replace
 
 import comfy.model_management as mm
 import torch
@@ -14,7 +15,7 @@ from ..adt_core.app.continuation import DEFAULT_KEEP
 from ..adt_core.app.truncation import RAISE
 from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
-from .latent import read_latent
+from .latent import empty_mask_note, read_latent
 from .live_map import LiveMap, finished
 from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
 from .schema import IMAGE_TOKENS, Tooltips, schema
@@ -58,8 +59,8 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "compares the prompt with no text (Emu3: with its published negative prompt).",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
-        "keep_top sets how much of it stays, or a mask from Set Latent Noise Mask: only the masked part is generated. "
-        "It must have the model's size; each of its images is generated batch_size times.",
+        "keep_top, or a mask from Set Latent Noise Mask, sets what stays. It must have the model's size; each of its "
+        "images is generated batch_size times.",
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
         "nothing but the batch. A mask replaces it.",
         "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left. A "
@@ -134,6 +135,7 @@ class ADTTreeSampler(io.ComfyNode):
         indices = list(range(batch_size))
         if latent_image is not None:
             kept, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+            run = replace(run, notes=(empty_mask_note(latent_image, kept), *run.notes))
         decoding = run.decoding([run.prompt] * len(indices), indices, kept)
         with run.loaded(decoding):
             shown = _decode(decoding, cls.hidden)

@@ -17,7 +17,7 @@ from ..errors import AdtError
 from ..models.target import Target
 from .args import ImageToImageArgs
 from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
-from .masks import generated_cells, upper_part_kept
+from .masks import check_not_empty, generated_cells, upper_part_kept
 
 DEFAULT_KEEP = 0.5
 """Default share of the rows to keep from an image to continue."""
@@ -100,7 +100,9 @@ def read_mask(path: Path, target: Target) -> Tensor:
     """
     rows, columns = target.grid
     pixels = to_pixels(open_rgb(path, "mask"), rows * target.downsample, columns * target.downsample)
-    return generated_cells((pixels.mean(1) + 1) / 2, target.grid, "mask")
+    generated = generated_cells((pixels.mean(1) + 1) / 2, target.grid, "mask")
+    check_not_empty(generated, "mask")
+    return generated
 
 
 def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def generated_cells(mask: Tensor, grid: tuple[int, int], name: str) -> Tensor:
         [B, rows, columns] bool, on the CPU.
 
     Raises:
-        AdtError: If the mask has another shape, has no values or values that are not finite, or generates no cell.
+        AdtError: If the mask has another shape, has no values or values that are not finite.
     """
     shape = list(mask.shape)
     if mask.ndim == 2:
@@ -40,13 +40,16 @@ def generated_cells(mask: Tensor, grid: tuple[int, int], name: str) -> Tensor:
     if not mask.isfinite().all():
         raise AdtError(f"`{name}`: the mask has values that are infinite or not a number; draw it again.")
     share = F.adaptive_avg_pool2d(mask.clamp(0, 1), grid)
-    generated = share >= 0.5 - 1e-6  # half of a cell, whatever the rounding of the mean
+    return share >= 0.5 - 1e-6  # half of a cell, whatever the rounding of the mean
+
+
+def check_not_empty(generated: Tensor, name: str) -> None:
+    """Raise AdtError if no cell is generated. `name` is the name of the mask for the message."""
     if not generated.any():
         raise AdtError(f"`{name}`: the mask is empty, so nothing would be generated; paint over the part to generate.")
-    return generated
 
 
 def upper_part_kept(grid: tuple[int, int], count: int) -> Tensor:
-    """Return the mask that keeps the first `count` cells, row by row, and generates the others, bool [1, rows, columns]."""
+    """Return the mask [1, rows, columns] that keeps the first `count` cells, row by row, and generates the others."""
     rows, columns = grid
     return (torch.arange(rows * columns) >= count).view(1, rows, columns)

@@ -40,7 +40,7 @@ from .continuation import kept_of, open_rgb, read_mask
 from .defaults import choose_device, complete
 from .download import default_folder
 from .images import open_image, to_png, to_rgb
-from .masks import generated_cells
+from .masks import check_not_empty, generated_cells
 from .png_settings import read_values
 from .previews import preview
 
@@ -340,6 +340,7 @@ class Pipeline:
         """
         if isinstance(mask, Tensor):
             generated = generated_cells(mask, self.target.grid, "mask")
+            check_not_empty(generated, "mask")
         else:
             generated = read_mask(Path(mask), self.target)
         if len(generated) != 1:
