@@ -5,8 +5,8 @@ from torch import Tensor
 
 from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
-from ..adt_core.app.masks import generated_cells, upper_part_kept
 from ..adt_core.messages import message
+from ..adt_core.run.masks import generated_cells, upper_part_kept
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 

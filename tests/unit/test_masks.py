@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Pipeline, cli
-from adt_core.app.masks import generated_cells, upper_part_kept
+from adt_core.run.masks import generated_cells, upper_part_kept
 
 HOLE = (slice(4, 10), slice(5, 12))
 
@@ -72,7 +72,7 @@ def test_hostile_masks(mask, words):
 
 def test_an_empty_mask_generates_nothing(pipeline, picture):
     assert not generated_cells(torch.zeros(8, 8), (4, 4), "mask").any()
-    with pytest.raises(AdtError, match="the mask is empty"):
+    with pytest.raises(AdtError, match="mask is empty"):
         pipeline.keep(picture[1], torch.zeros(8, 8))
 
 
@@ -127,7 +127,7 @@ def test_the_command_and_its_png(pipeline, picture, tmp_path, capsys):
         (["--mask", "{mask}"], "need an image to continue"),
         (["--continue-from", "{image}", "--mask", "{mask}", "--keep", "0.5"], "leave out"),
         (["--continue-from", "{image}", "--mask", "{missing}"], "mask: "),
-        (["--continue-from", "{image}", "--mask", "{black}"], "the mask is empty"),
+        (["--continue-from", "{image}", "--mask", "{black}"], "mask is empty"),
     ],
 )
 def test_refused_commands(picture, tmp_path, capsys, options, words):

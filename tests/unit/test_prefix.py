@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from adt_core import AdtError, Drafting, Lantern, Sampling
-from adt_core.app.masks import upper_part_kept
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
+from adt_core.run.masks import upper_part_kept
 from tests.drafted import new_decoding, run
 
 
