@@ -402,8 +402,7 @@ class Target:
         Args:
             cells: [B, rows, columns] int64 codes of the image.
             generated: [B or 1, rows, columns] bool, whether each cell is generated.
-            small: [B, rows, columns] int64 codes of the small image. By default they are taken from ``cells`` at
-                regular distances.
+            small: [B, rows, columns] codes of the small image (default: codes of ``cells`` at regular distances).
 
         Returns:
             [B, num_cells] int64, first the codes of the small image, then those of the image; -1 for cells to generate.
@@ -419,10 +418,7 @@ class Target:
         return torch.cat([torch.where(share >= 0.5, -1, small).flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Insert the tokens that end the rows into the codes [B, num_cells] of images, in models with such tokens.
-
-        A code of -1 is a token to generate. The end of a row is kept if the last code of the row is kept.
-        """
+        """Insert the tokens that end the rows, if any, into codes [B, num_cells]; -1 is a token to generate."""
         if not self.row_end:
             return cells
         rows = cells.unflatten(1, self.grid)

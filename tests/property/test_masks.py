@@ -15,13 +15,13 @@ MASKS = st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH), min_
 @given(
     seed=st.integers(0, 2**64 - 1),
     masks=MASKS,
-    at_once=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 1.0]),
     guidance=st.sampled_from([1.0, 3.0]),
     lantern=st.booleans(),
     drafts=st.sampled_from([*INDEPENDENT, *SHARING, (None, Drafting(PLAIN))]),
 )
-def test_any_mask(seed, masks, at_once, temperature, guidance, lantern, drafts):
+def test_any_mask(seed, masks, batch_size, temperature, guidance, lantern, drafts):
     sampling = Sampling(seed, temperature, guidance=guidance)
     generated = torch.tensor(masks)
     draw = torch.Generator().manual_seed(seed % 2**31)
@@ -29,7 +29,7 @@ def test_any_mask(seed, masks, at_once, temperature, guidance, lantern, drafts):
     kept = torch.where(generated, -1, codes)
     prompts = PROMPTS[: len(masks)]
     how = {"sampling": sampling, "lantern": Lantern(10, 0.0) if lantern else None}
-    together = decode(prompts, *drafts, kept=kept, at_once=at_once, image_indices=range(len(masks)), **how)
+    together = decode(prompts, *drafts, kept=kept, batch_size=batch_size, image_indices=range(len(masks)), **how)
     assert together.codes[~generated].equal(codes[~generated])
     for i, prompt in enumerate(prompts):
         single = decode([prompt], None, Drafting(PLAIN), kept=kept[i : i + 1], image_indices=[i], sampling=sampling)
