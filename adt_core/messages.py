@@ -43,6 +43,8 @@ TEMPLATES = {
     "download.retrying": "The Hub did not answer properly ({failed} of {tries} attempts); next attempt in {seconds} s",
     "download.waiting": "Waiting for another download to the same folder",
     "inputs.unknown": "Ignored, because this node has no such input: {names}. Its inputs are {inputs}.",
+    "mask.empty": "The mask is empty, so the image stays as it is. Open it in MaskEditor and paint over the part to "
+    "generate again.",
     "model.missing": "{model} is not installed; set if_missing to 'download' and run again",
     "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
     "preset.ignored": "Ignored, because preset is '{preset}': {values}. Set preset to '{custom}' to use your own "

@@ -411,6 +411,7 @@ export class MapPanel {
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
         hidden: hidden.length ? hidden : null,
+        kept: run.kept.isMask ? run.keptCells(image) : null,
         tree: untils[i] === Infinity ? [] : draftTree(run, image, untils[i]),
       };
     });

@@ -29,8 +29,9 @@ from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
-"""Fields of a record in live messages; see `ImageRound`. A record of the finished map also has the number of drafts on
-each tree level, because the replay of a finished run shows them."""
+"""Fields of a record in live messages; see `ImageRound`. The position is that of the token before the first generated
+token, so kept tokens that the round has read are left out. A record of the finished map also has the number of drafts
+on each tree level, because the replay of a finished run shows them."""
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
 
@@ -135,6 +136,7 @@ class LiveMap:
             "ends": int(trace.row_end),
             "small": list(trace.lead) if trace.lead_length else None,
             "start": trace.start,
+            "given": trace.stretches() if any(True in given[trace.start :] for given in trace.given) else None,
             "prefill": _milliseconds(trace.prefill_seconds),
         }
 
@@ -183,7 +185,9 @@ def _inputs(hidden: Any, number: Any) -> dict:
 
 
 def _pack(round: Round) -> list:
-    records = ([getattr(record, name) for name in RECORD] for record in round.images)
+    records = (
+        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:])] for record in round.images
+    )
     return [_milliseconds(round.seconds), _milliseconds(round.drafting), *records]
 
 

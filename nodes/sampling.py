@@ -116,13 +116,13 @@ class Run(Resident):
         return replace(self, pipeline=pipeline, drafter=chosen)
 
     def decode(
-        self, jobs: Sequence[Job], batch_size: int, prefix: Tensor | None = None
+        self, jobs: Sequence[Job], batch_size: int, kept: Tensor | None = None
     ) -> Generator[Progress, None, None]:
         """Decode the images of jobs under ComfyUI's memory management. Users can cancel it.
 
         It has the arguments of `Pipeline.run`.
         """
-        return self.pipeline.run(jobs, batch_size, check_cancelled, self, prefix)
+        return self.pipeline.run(jobs, batch_size, check_cancelled, self, kept)
 
     def decoding(self) -> Decoding:
         """Return the decoding of one image of the run's prompt. Users can cancel the decoding."""

@@ -94,7 +94,7 @@ def _check_files(plan: GeneratePlan) -> None:
         raise AdtError("`format` webdataset needs a list of prompts; give a file with `prompts`.")
     sources = [
         *given_paths(plan.args.inputs, "prompts", "from_png"),
-        *given_paths(plan.args.image_to_image, "source", "continue_from"),
+        *given_paths(plan.args.image_to_image, "source", "continue_from", "mask"),
         *model_files(plan.recipe.loading.model, plan.recipe.drafter or JACOBI),
     ]
     lines = _line_outputs(plan)

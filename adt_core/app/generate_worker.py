@@ -7,8 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run.batch_size import default_batch_size
@@ -114,7 +112,7 @@ class GenerateWorker:
         loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
         sources = continuation.source_codes(args.image_to_image, loaded.target) or loaded.recipe.sources
         target = with_sources(loaded.target, sources)
-        kept = continuation.prefix_codes(args.image_to_image, target) or loaded.recipe.kept
+        kept = continuation.kept_codes(args.image_to_image, target) or loaded.recipe.kept
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
         self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))
@@ -133,14 +131,14 @@ class GenerateWorker:
         pipeline = self._pipeline
         target = pipeline.target
         args = self._plan.args
-        kept = target.tokens(torch.tensor([pipeline.recipe.kept], dtype=torch.long)).shape[1]
         methods = 2 if args.files.compare else 1
         if args.batch.batch_size is not None or not self._plan.is_list:
             batch_size = args.batch.batch_size or args.batch.num_images_per_prompt
         else:
             batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
-        settings = pipeline.decoding(["x"]).request.settings()
-        return GenerateFacts(methods * (target.length - kept), batch_size, Identity.of(pipeline), settings, notes)
+        request = pipeline.decoding(["x"]).request
+        tokens = target.length - int(request.kept.given.sum())
+        return GenerateFacts(methods * tokens, batch_size, Identity.of(pipeline), request.settings(), notes)
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.

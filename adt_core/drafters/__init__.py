@@ -1,6 +1,6 @@
 """Drafters. A drafter proposes tokens, and the target (the image model) verifies them. :mod:`.load` lists drafters."""
 
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 from .load import (
     DRAFTERS,
     JACOBI,
@@ -17,7 +17,7 @@ from .load import (
 )
 
 __all__ = [
-    "DRAFTERS", "JACOBI", "NETWORKS", "WITH_WINDOW", "Drafter", "NetworkKind", "Prefill", "Proposer", "TreeSizes",
-    "Verified",
+    "DRAFTERS", "JACOBI", "NETWORKS", "WITH_WINDOW", "Drafter", "NetworkKind", "PlainRead", "Prefill", "Proposer",
+    "TreeSizes", "Verified",
     "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "with_window", "without_window",
 ]  # fmt: skip

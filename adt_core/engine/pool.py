@@ -39,7 +39,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
     rows = count, request.groups, target.grid, request.largest
     kernels = supports_kernels(target.decoder.embedding.device)  # False after a kernel has failed
-    lengths = request.padded, request.start, request.cache_length
+    lengths = request.padded, request.start, request.cache_length, request.kept.has_runs
     return (
         rows,
         lengths,

@@ -186,7 +186,7 @@ class Runner:
         batch_size: int = 1,
         check: Check | None = None,
         residency: Residency = Resident(),
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         part_factor: int = PART_FACTOR,
     ) -> Generator[Progress, None, None]:
         """Decode the images of jobs, and yield the progress of every round. It can be closed at any time.
@@ -196,7 +196,7 @@ class Runner:
             batch_size: Maximum number of images that are decoded at the same time.
             check: Cancellation callback. It is called often, and raises an exception to stop.
             residency: Owner of the weights.
-            prefix: Codes [jobs, P] of the first P cells, which are not generated (default: the recipe's).
+            kept: Codes [jobs, P] of the first P cells; -1 for cells to generate (default: the recipe's).
             part_factor: Maximum number of images in one decoding, as a multiple of the batch size.
 
         Raises:
@@ -208,12 +208,12 @@ class Runner:
         for part in split(len(jobs), batch_size, factor=part_factor):
             mine = jobs[part.start : part.stop]
             with residency.for_texts():
-                kept = None if prefix is None else prefix[part.start : part.stop]
+                own = None if kept is None else kept[part.start : part.stop]
                 decoding = self.decoding(
                     [job.text for job in mine],
                     [job.index for job in mine],
                     min(batch_size, len(mine)),
-                    kept,
+                    own,
                     check,
                     [job.seed for job in mine],
                 )
@@ -253,7 +253,7 @@ class Runner:
         prompts: Sequence[str],
         image_indices: Sequence[int] | None = None,
         batch_size: int | None = None,
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         check: Check | None = None,
         seeds: Sequence[int] | None = None,
     ) -> Decoding:
@@ -264,7 +264,7 @@ class Runner:
             image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
                 same prompt and seed differ only if their indices differ.
             batch_size: Maximum number of images that are decoded at the same time (default: all).
-            prefix: Codes [images, P] of the first P cells, which are not generated (default: the recipe's).
+            kept: Codes [images, P] of the first P cells; -1 for cells to generate (default: the recipe's).
             check: Cancellation callback. It is called often, and raises an exception to stop.
             seeds: Seed of each image (default: the recipe's).
 
@@ -281,7 +281,7 @@ class Runner:
             negatives=[negative] * len(prompts) if negative is not None else None,
             image_indices=image_indices if image_indices is not None else [recipe.image_index] * len(prompts),
             seeds=seeds,
-            prefix=prefix if prefix is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
+            kept=kept if kept is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
             check=check,
         )
         return Decoding(request, batch_size)
