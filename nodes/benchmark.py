@@ -1,6 +1,5 @@
 """Benchmark node: compares drafting methods on a list of prompts, and writes a table of results."""
 
-from functools import partial
 from pathlib import Path
 
 import folder_paths
@@ -142,19 +141,26 @@ def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str
     folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
 
-    def newest() -> Image.Image:
+    def newest() -> Image.Image | None:
+        if not records:
+            return None
         return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
 
-    progress = Progress(len(plan.prompts), node_id, newest)
-    line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(pipelines))
+    count = len(plan.prompts)
+    methods = len(pipelines)
+    progress = Progress(count * methods, node_id, newest)
+
+    def before(number: int, method: str) -> None:
+        done = len(records)
+        line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
+        progress.update(done * methods + number, line)
+
     shown = f"output/{FOLDER}/{folder.name}"
-    progress.say(line(done=0))
-    with telling_what_is_kept(
-        lambda: message("benchmark.kept", done=len(records), count=len(plan.prompts), folder=shown)
-    ):
-        for record in bench.measure(plan, pipelines, folder, check_cancelled):
+    progress.say(message("benchmark.warm_up", methods=methods))
+    with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=shown)):
+        for record in bench.measure(plan, pipelines, folder, check_cancelled, before):
             records.append(record)
-            progress.update(len(records), line(done=len(records)))
+    progress.update(progress.total)
     table, _ = report.write(records, settings, folder)
-    progress.say(message("benchmark.done", count=len(records), folder=shown))
+    progress.say(message("benchmark.done", count=count, folder=shown))
     return table

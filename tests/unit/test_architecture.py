@@ -27,6 +27,7 @@ LAYERS = (
     ("recipe",),
     ("drafters",),
     ("engine",),
+    ("run",),
     ("app",),
     ("lab",),
     ("commands",),

@@ -1,0 +1,1 @@
+"""Runs of the engine, which the command line, the nodes and the benchmarks share."""
