@@ -33,7 +33,8 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "model": "The model that generates the images.",
         "prompts": "One prompt per line, or the name of a file in ComfyUI's input folder: text, table (.csv, .tsv), "
         "MS-COCO captions (.json) or .jsonl. If empty, captions that are included in the pack.",
-        "count": "Maximum number of prompts to use. The selection does not depend on the seed.",
+        "count": "Maximum number of prompts to use. From 6 prompts on, the table has confidence intervals. The "
+        "selection does not depend on the seed.",
         "seed": "Sets the noise of all images.",
         "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
         "custom uses the guidance and temperature that you set here.",
