@@ -1,1 +1,1 @@
-"""Runs of the engine, which the command line, the nodes and the benchmarks share."""
+"""A run: its recipe, its jobs, the loop that decodes them, the store of its images, and races between methods."""

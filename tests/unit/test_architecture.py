@@ -30,7 +30,6 @@ LAYERS = (
     ("run",),
     ("app",),
     ("lab",),
-    ("commands",),
     ("api", "cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
