@@ -156,11 +156,12 @@ def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str
         line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
         progress.update(done * methods + number, line)
 
+    worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before)
     shown = f"output/{FOLDER}/{folder.name}"
     progress.say(message("benchmark.warm_up", methods=methods))
     with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=shown)):
-        for record in bench.measure(plan, pipelines, folder, check_cancelled, before):
-            records.append(record)
+        for record in bench.measure(worker, folder):
+            records.append(record)  # one by one, because the progress counts them
     progress.update(progress.total)
     table, _ = report.write(records, settings, folder)
     progress.say(message("benchmark.done", count=count, folder=shown))

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from ..app import workers
 from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs, given_paths
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
-from ..engine.decoding import Decoding
 from ..errors import AdtError, Check, pip_install
 from ..files import read_text, write_in
 from ..models.target import Target
@@ -235,8 +233,6 @@ Measured = dict[str, tuple[dict, bytes | None]]
 
 A result is a pair (run statistics, PNG). The PNG is None if the method decodes the same tokens as plain decoding.
 """
-Progress = Callable[[int, str], None]
-"""Progress callback: the number of methods that have decoded a prompt, and the name of the next method."""
 
 
 class BenchmarkWorker:
@@ -256,14 +252,14 @@ class BenchmarkWorker:
         benchmark: Benchmark,
         pipelines: dict[str, Pipeline],
         check: Check | None = None,
-        progress: Progress | None = None,
+        progress: Callable[[int, str], None] | None = None,
     ):
-        self._prompts = benchmark.prompts
+        self.benchmark = benchmark
+        self.facts = benchmark.settings(pipelines[PLAIN].target)
         self._pipelines = pipelines
         self._check = check
         self._progress = progress
         self._is_warm = False
-        self.facts = benchmark.settings(pipelines[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
         """Decode a prompt by all methods, in an order that depends on the index of the prompt.
@@ -271,28 +267,23 @@ class BenchmarkWorker:
         Yields:
             A single pair: the index of the prompt, and its results.
         """
+        methods = {name: partial(pipeline.decoding, check=self._check) for name, pipeline in self._pipelines.items()}
+        prompts = self.benchmark.prompts
         if not self._is_warm:
-            race.warm_up((self._decoding(name, self._prompts[0]) for name in self._pipelines), WARM_UP)
+            race.warm_up((decoding(prompts[:1]) for decoding in methods.values()), WARM_UP)
         self._is_warm = True
-        methods = {name: partial(self._decode, name) for name in self._pipelines}
-        decodings = race.turn(methods, self._prompts[number], number, self._progress)
+        runs = {name: lambda prompt, decoding=decoding: decoding([prompt]).run() for name, decoding in methods.items()}
+        decodings = race.turn(runs, prompts[number], number, self._progress)
         plain = decodings[PLAIN].grid_codes()
-        yield number, {name: self._measured(name, number, decodings[name], plain) for name in decodings}
-
-    def _decoding(self, name: str, prompt: str) -> Decoding:
-        return self._pipelines[name].decoding([prompt], check=self._check)
-
-    def _decode(self, name: str, prompt: str) -> Decoding:
-        return self._decoding(name, prompt).run()
-
-    def _measured(self, name: str, number: int, decoding: Decoding, plain: Tensor) -> tuple[dict, bytes | None]:
-        """Return the results of a prompt by one method. `plain` has the codes [1, rows, columns] of plain decoding."""
-        agreement = (decoding.grid_codes() == plain).double().mean().item()
-        png = None
-        if name == PLAIN or agreement < 1:
-            png = self._pipelines[name].result(decoding, 0, self._prompts[number], benchmark_method=name).png
-        acceptance = decoding.trace.acceptance_map()
-        return {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
+        measured = Measured()
+        for name, decoding in decodings.items():
+            agreement = (decoding.grid_codes() == plain).double().mean().item()
+            png = None
+            if name == PLAIN or agreement < 1:
+                png = self._pipelines[name].result(decoding, 0, prompts[number], benchmark_method=name).png
+            acceptance = decoding.trace.acceptance_map()
+            measured[name] = {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
+        yield number, measured
 
 
 def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
@@ -309,19 +300,8 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     return BenchmarkWorker(benchmark, pipelines)
 
 
-def measure(
-    benchmark: Benchmark,
-    pipelines: dict[str, Pipeline],
-    folder: Path,
-    check: Check | None = None,
-    progress: Progress | None = None,
-) -> Iterator[dict]:
+def measure(worker: BenchmarkWorker, folder: Path) -> Iterator[dict]:
     """Measure the missing prompts in this process.
-
-    Args:
-        pipelines: Result of `Benchmark.pipelines`.
-        check: Cancellation callback; it may raise an exception.
-        progress: Callback before each method of each prompt.
 
     Yields:
         A record for every prompt. Records that are already in the folder come first. A record has the entries `prompt`
@@ -333,8 +313,7 @@ def measure(
         - `picture`: path of the image relative to `folder`.
         - `quality`: scores of the image, by column.
     """
-    worker = BenchmarkWorker(benchmark, pipelines, check, progress)
-    return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
+    return collect(worker.benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
 
 
 def collect(

@@ -187,7 +187,9 @@ def test_images_are_reproduced_from_their_pngs(run, tmp_path):
         assert cli.main(["generate", "--from-png", str(path), *models, "--output", str(again)]) == 0, name
         with Image.open(path) as one, Image.open(again) as two:
             assert one.tobytes() == two.tobytes(), name
-        reproduced = {**read_settings(again), "benchmark_method": name, "drafter": mock.ANY}
+        reproduced = {**read_settings(again), "benchmark_method": name, "drafter": mock.ANY, "figures": mock.ANY}
+        rates = [read_settings(file)["figures"]["substitution_rate"] for file in (path, again)]
+        assert rates[0] == rates[1], "the other figures are times"
         del reproduced["settings_key"]  # only `generate` needs it, to resume a list
         assert read_settings(path) == reproduced
 
