@@ -57,7 +57,7 @@ def test_tilde_in_paths(monkeypatch, tmp_path, command, key, rest):
     """Shells expand `~` only at the beginning of a word. Windows doesn't expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})
+    monkeypatch.setattr("adt_core.run.png_settings.read_values", lambda *_: {})
     given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.option_flag(key)}=~/a.png"]
     _, options = cli.parse([command, *rest, *given])
     value = options[key][0] if isinstance(options[key], list) else options[key]
