@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from unittest import mock
 
 import pytest
@@ -46,7 +47,7 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         results["settings"]
     )
     for row in results["summary"]:
-        assert row["low"] <= row["speedup"] <= row["high"] and row["seconds"] > 0
+        assert row["low"] is row["high"] is None and row["speedup"] > 0 and row["totals"] > 0 and row["seconds"] > 0
         if "lantern" not in row["method"]:
             assert row["identical"] == 3 and row["agreement"] == 1 and row["substitution_rate"] == 0
     plain = results["summary"][0]
@@ -56,6 +57,10 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         assert [row["method"] for row in csv.DictReader(file)] == ["no-drafting", *methods]
     page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert page in out and page.splitlines()[0] == f"**{verdict(results['summary'], 3)}**"
+    assert "CI" not in page and "ratio of totals" in page, "three prompts have no interval"
+    learned = re.search(r"Cost profiles were learned from (\d+) to (\d+) earlier decodings", page).groups()
+    profiles = [record["runs"]["auto"]["profile"] for record in results["records"]]
+    assert [int(count) for count in learned] == [f(p.get("decodings", 0) for p in profiles) for f in (min, max)]
 
 
 @pytest.mark.parametrize(
@@ -64,16 +69,16 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         ({}, "Same image: yes."),
         (
             {"auto": (2.14, 4), "jacobi": (1.5, 4)},
-            "Same image: yes. Fastest: auto, about 2.1 times as fast as without drafts (2.0 to 2.3).",
+            "Same image: yes. Fastest: auto, about 2.1 times as fast as without drafts. 95 % interval: 2.0 to 2.3.",
         ),
         (
             {"auto": (2.14, 4), "jacobi": (1.5, 3), "auto+lantern": (3.0, 0)},
             "Same image: no (jacobi). Changed by LANTERN: auto+lantern. "
-            "Fastest: auto+lantern, about 3.0 times as fast as without drafts (2.9 to 3.2).",
+            "Fastest: auto+lantern, about 3.0 times as fast as without drafts. 95 % interval: 2.9 to 3.2.",
         ),
         (
             {"eagle2": (0.8, 4), "jacobi": (0.84, 4)},
-            "Same image: yes. Fastest: jacobi, about 0.8 times as fast as without drafts (0.7 to 1.0).",
+            "Same image: yes. Fastest: jacobi, about 0.8 times as fast as without drafts. 95 % interval: 0.7 to 1.0.",
         ),
     ],
     ids=["only without drafts", "same image", "other images", "slower than without drafts"],
