@@ -69,7 +69,7 @@ def _message(error: Exception) -> str:
     if is_out_of_memory(error):
         return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}."
+        return one_line(f"{error.filename}: {error.strerror}.")
     if sentence := missing_library(error):
         return sentence
     return (

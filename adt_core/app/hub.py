@@ -260,7 +260,12 @@ def _connection_error(cause: Exception, what: str) -> str:
 
 def endpoint() -> str:
     """Return the address of the Hub without a password, for messages."""
-    return re.sub(r"//.*@", "//", _address())
+    return _without_password(_address())
+
+
+def _without_password(address: str) -> str:
+    scheme, slashes, rest = address.partition("//")
+    return scheme + slashes + rest.rpartition("@")[2]
 
 
 def _address() -> str:
@@ -272,5 +277,5 @@ def _address() -> str:
         parts = urlsplit(address)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return address
-    problem = f"HF_ENDPOINT is {shown(re.sub('//.*@', '//', address))}, which is not the address of a server"
+    problem = f"HF_ENDPOINT is {shown(_without_password(address))}, which is not the address of a server"
     raise AdtError(f"{problem}; set it to one such as https://huggingface.co, or unset it.")

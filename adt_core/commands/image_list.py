@@ -101,7 +101,7 @@ class ImageList:
         """
         if key == self.key(1):
             return 1
-        digits = re.search(r"([0-9]+)$", key)
+        digits = re.search(r"((?<![0-9])[0-9]+)$", key)
         number = int(digits[1]) if digits and len(digits[1]) < 9 else 0
         return number if 1 <= number <= self.count and self.key(number) == key else None
 
