@@ -17,7 +17,7 @@ from .drafting import AUTO, choose_drafting, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
-from .schema import Tooltips, schema
+from .schema import Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -110,7 +110,7 @@ class ADTTreeCompare(io.ComfyNode):
         with replace(run, drafter=run.drafter or other.drafter).loaded(*both):
             for decoding in trial:  # its time and tokens are not used
                 decoding.warm_up()
-            maps = _take_turns(both, cls.hidden)
+            maps = _take_turns(both, cls.hidden, input_ids(cls))
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
@@ -122,7 +122,7 @@ class ADTTreeCompare(io.ComfyNode):
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
-def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
+def _take_turns(both: list[Decoding], hidden: io.Hidden, known: list[str]) -> list[LiveMap]:
     """Run both decodings to the end, show progress and a live map for each, and return the maps.
 
     In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore progress at the
@@ -130,7 +130,7 @@ def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, previews(*both))
-    maps = [LiveMap(decoding, hidden, part, 2) for part, decoding in enumerate(both)]
+    maps = [LiveMap(decoding, hidden, known, part, 2) for part, decoding in enumerate(both)]
     with ExitStack() as stack:
         running = [stack.enter_context(closing(iter(decoding))) for decoding in both]
         done = [0, 0]

@@ -17,7 +17,7 @@ from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
 from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
-from .schema import IMAGE_TOKENS, Tooltips, schema
+from .schema import IMAGE_TOKENS, Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -135,7 +135,7 @@ class ADTTreeSampler(io.ComfyNode):
             prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
         decoding = run.decoding([run.prompt] * len(indices), indices, prefix)
         with run.loaded(decoding):
-            shown = _decode(decoding, cls.hidden)
+            shown = _decode(decoding, cls.hidden, input_ids(cls))
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
@@ -146,9 +146,9 @@ def _share(name: str, default: float, **more: str) -> io.Input:
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 
-def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
+def _decode(decoding: Decoding, hidden: io.Hidden, known: list[str]) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
-    live_map = LiveMap(decoding, hidden)
+    live_map = LiveMap(decoding, hidden, known)
     shown = previews(decoding)
     progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
     with closing(iter(decoding)) as rounds:
