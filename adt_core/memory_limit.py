@@ -6,7 +6,10 @@ Slurm and systemd set such limits. The shell's `ulimit` sets limits of a process
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -37,8 +40,18 @@ def memory_limit(proc: Path = _PROC) -> MemoryLimit:
     Args:
         proc: Folder of the process in Linux' file system proc. It need not exist.
     """
-    machine = MemoryLimit(psutil.virtual_memory().total, "this machine")
+    machine = MemoryLimit(_machine_bytes(), "this machine")
     return min([machine, *_cgroup_limits(proc), *_process_limits()], key=lambda limit: limit.bytes)
+
+
+def _machine_bytes() -> int:
+    """Return the main memory of the machine. If the system does not tell it, as in Termux, assume no limit."""
+    try:
+        return psutil.virtual_memory().total
+    except (OSError, psutil.Error, NotImplementedError, RuntimeError):
+        with suppress(AttributeError, OSError, ValueError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sys.maxsize
 
 
 def _cgroup_limits(proc: Path) -> Iterator[MemoryLimit]:
@@ -104,7 +117,10 @@ def _process_limits() -> Iterator[MemoryLimit]:
         import resource
     except ImportError:  # Windows has no such limits
         return
-    used = psutil.Process().memory_info()
+    try:
+        used = psutil.Process().memory_info()
+    except (OSError, psutil.Error):
+        return
     unused = used.vms - used.rss
     private = getattr(used, "data", 0) - (used.rss - getattr(used, "shared", 0))
     for kind, empty, option in ((resource.RLIMIT_AS, unused, "-v"), (resource.RLIMIT_DATA, private, "-d")):

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import Check
 from ..models.target import Target
+from ..models.torch_state import own_torch_state
 from .base import Drafter
 from .eagle import EagleDrafter
 from .eagle_files import load_eagle
@@ -27,6 +28,7 @@ To add a drafter, add a line here.
 """
 
 
+@own_torch_state()
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> Drafter:
