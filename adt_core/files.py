@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import itertools
 import json
 import os
 import re
@@ -180,6 +181,26 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
         return file.read(most * 2**20)  # limited, as another process may enlarge the file
+
+
+def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a regular file without their ends, for files of any size, such as JSON lines.
+
+    Args:
+        longest: Maximum length of a line in bytes.
+
+    Raises:
+        OSError: If the file cannot be opened, is not a regular file, or has a longer line.
+    """
+    with opened(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(longest + 2)
+            content = line.removesuffix(b"\n").removesuffix(b"\r")
+            if len(content) > longest:
+                raise OSError(errno.EFBIG, f"line {number} has more than {longest} bytes")
+            if not line:
+                return
+            yield content
 
 
 def foreign_text(content: bytes) -> str:

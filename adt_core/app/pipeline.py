@@ -33,6 +33,7 @@ from ..errors import AdtError, Check, command, shown
 from ..files import write
 from ..models.load import find_published, load_target
 from ..models.target import EncodedPrompt, Target, suffixed
+from ..models.torch_state import own_torch_state
 from ..recipe import BUNDLED, Loading, Recipe
 from ..trace import Trace
 from ..version import VERSION
@@ -285,6 +286,7 @@ class Pipeline:
         rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
         return [rows[prompt] for prompt in prompts]
 
+    @own_torch_state()
     def decoding(
         self,
         prompts: Sequence[str],
