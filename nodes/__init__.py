@@ -26,6 +26,7 @@ class ADTTreeExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
         web_address.register()
+        web_address.warn_of_copies("ADTTreeSampler")
         if (instance := server()) is not None:
             for handler in (VALIDATION.renew, saved_map.remind, map_homes.announce):
                 instance.add_on_prompt_handler(handler)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
+from ..adt_core.errors import shown
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
@@ -43,9 +44,28 @@ def read_latent(
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
     kept = target.beginning(codes, prefix_length(target.grid, keep, keep_left))
-    indices = latent.get("batch_index") or list(range(len(codes)))
+    indices = _batch_index(latent, len(codes))
     step = max(indices) + 1
     return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
+
+
+def _batch_index(latent: dict, count: int) -> list[int]:
+    """Return the index that each image of a LATENT had in its batch.
+
+    Raises:
+        AdtError: If `batch_index` is not a list, array or tensor of one whole number per image.
+    """
+    given = latent.get("batch_index")
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if values is None or values == []:
+        return list(range(count))
+    is_valid = isinstance(values, list | tuple) and all(type(v) is int and 0 <= v < 2**31 for v in values)
+    if not is_valid or len(values) != count:
+        raise AdtError(
+            f"latent_image: its batch_index is {shown(values)}, but a list of {count} whole numbers was expected, one "
+            "per image; remove the node that made it."
+        )
+    return list(values)
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:

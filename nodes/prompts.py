@@ -10,6 +10,7 @@ import folder_paths
 from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError
+from ..adt_core.app.prompt_remarks import remarks
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -140,7 +141,7 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        if note := blank_note(listed):
+        for note in filter(None, (blank_note(listed), remarks(listed))):
             tell(note)
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]

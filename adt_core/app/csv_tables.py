@@ -92,10 +92,16 @@ def _cells(text: str, delimiter: str) -> list[list[str]]:
 
 def _rows(text: str, delimiter: str, quoting: Literal[0, 3]) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    rows = []
+    start = 1
     try:
-        return [row for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from error
+        for row in reader:
+            start = reader.line_num + 1
+            if any(map(str.strip, row)):
+                rows.append(row)
+    except csv.Error as error:  # the row may begin many lines before the place of the error
+        raise ValueError(f"the row that begins in line {start}: {error}") from error
+    return rows
 
 
 def _to_dict(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:
