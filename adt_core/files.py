@@ -180,7 +180,8 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # limited, as another process may enlarge the file
+        # Limited, as another process may enlarge the file. Files of the system have the size 0.
+        return file.read(size or most * 2**20)
 
 
 def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:

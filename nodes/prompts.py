@@ -141,8 +141,9 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        for note in filter(None, (blank_note(listed), remarks(listed))):
-            tell(note)
+        for note in (blank_note(listed), remarks(listed)):
+            if note:
+                tell(note)
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
         if file == TYPED and len(prompts) < len(selected):

@@ -12,7 +12,7 @@ MOST_LINES = 10
 """Number of lines of a prompt from which on a stray quotation mark is likely: it joins all rows up to the next one."""
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$")
 """Characters without a picture. Joiners inside a text belong to emoji and to many scripts."""
-_WEIGHT = re.compile(r"\([^():]{1,200}:\s?\d{1,3}(?:\.\d{0,3})?\)")
+_WEIGHT = re.compile(r"\([^():]{1,200}:\s?[0-3](?:\.\d{1,3})?\)")
 """Weight in the syntax of other programs, such as "(red house:1.3)"."""
 _REMARKS = (
     (

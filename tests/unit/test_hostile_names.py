@@ -43,9 +43,9 @@ def test_names_in_errors_of_the_command_line(tmp_path, capsys, name):
     (odd / "p.txt").write_bytes(b"\xff\xfe")
     line = {
         "prompts": ["generate", "--prompts", str(odd / "p.txt"), "--output", str(tmp_path / "o")],
-        "model": ["generate", "--prompt", "a", "--model", str(odd)],
+        "model": ["generate", "--prompt", "a", "--model", str(odd), "--output", str(tmp_path / "o.png")],
         "output": ["generate", "--prompt", "a", "--output", str(odd)],
-        "png": ["generate", "--from-png", str(odd / "p.txt")],
+        "png": ["generate", "--from-png", str(odd / "p.txt"), "--output", str(tmp_path / "o.png")],
     }[name]
     assert cli.main([*line, "--device", "cpu"]) != 0
     out = capsys.readouterr()
