@@ -155,7 +155,7 @@ def test_appending_to_a_full_disk(tmp_path, monkeypatch):
 def test_lines_have_a_maximum_length(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"a\r\n\nbcd\nlast")
-    assert list(bounded_lines(path, 4)) == [b"a", b"", b"bcd", b"last"]
+    assert list(bounded_lines(path, 4)) == [b"a\r\n", b"\n", b"bcd\n", b"last"]
     with open(path, "ab") as file:
         file.truncate(2**33)  # a line of 8 GiB, which takes no space on the disk
     with pytest.raises(OSError, match="line 4 has more than 1000 bytes"):

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from adt_core import AdtError, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import AdtError, Pipeline, load_target
 
 
 @contextmanager

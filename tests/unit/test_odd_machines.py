@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline
 from adt_core.engine.device import threads
 from adt_core.memory_limit import memory_limit
 

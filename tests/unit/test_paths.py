@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app.batch_folder import named_folder
 from adt_core.app.prompts import file_stems, parse_lines
+from adt_core.run.images import named_folder
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def test_tilde_in_paths(monkeypatch, tmp_path, command, key, rest):
     """Shells expand `~` only at the beginning of a word. Windows doesn't expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})
+    monkeypatch.setattr("adt_core.run.png_settings.read_values", lambda *_: {})
     given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.option_flag(key)}=~/a.png"]
     _, options = cli.parse([command, *rest, *given])
     value = options[key][0] if isinstance(options[key], list) else options[key]
