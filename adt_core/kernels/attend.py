@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
-from ..models.torch_private import far_attention
-from ..models.torch_state import attention
+from ..models.torch_private import attention, far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
 from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, tolerance

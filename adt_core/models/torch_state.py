@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-attention = getattr(torch._C._nn, "scaled_dot_product_attention", None) or torch.ops.aten.scaled_dot_product_attention
-"""torch's own function, also if another program has replaced it in `torch.nn.functional`."""
 _AUTOCAST = ("cpu", "cuda", "xpu", "mps")
 
 

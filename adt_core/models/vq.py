@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
-from .torch_state import attention, own_torch_state
+from .torch_private import attention
+from .torch_state import own_torch_state
 
 NORM_GROUPS = 32
 """Number of groups of every group norm."""

@@ -96,10 +96,8 @@ def test_a_stray_quotation_mark_is_found(tmp_path):
     (tmp_path / "p.csv").write_text("\n".join(["id,prompt", *rows]), encoding="utf-8")
     with pytest.raises(AdtError, match="the row that begins in line 22"):
         read_all(tmp_path / "p.csv")
-    rows[20] = '20,"a cat'
-    (tmp_path / "p.csv").write_text(
-        "\n".join(["id,prompt", *(f"{n},{n}" for n in range(20)), '20,"a cat', *"abcdefghijkl", 'x"'])
-    )
+    rows = [*(f"{n},{n}" for n in range(20)), '20,"a cat', *"abcdefghijkl", 'x"']
+    (tmp_path / "p.csv").write_text("\n".join(["id,prompt", *rows]), encoding="utf-8")
     assert "stray quotation mark" in remarks(read_all(tmp_path / "p.csv"))
 
 

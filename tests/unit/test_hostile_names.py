@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from safetensors.numpy import save_file
 
 from adt_core import AdtError, cli
 from adt_core.errors import escape_controls, one_line, shown
-from adt_core.terminal import _TolerantStream
+from adt_core.terminal import tolerant_stderr
 
 TITLE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj"
 """Sets the title of the window, clears the screen, and reverses the text after it."""
@@ -63,9 +64,14 @@ def test_names_of_tensors_in_inspect(tmp_path, tiny, capsys):
     assert safe(out.out + out.err)
 
 
-def test_progress_bars_still_move():
+def test_progress_bars_still_move(monkeypatch):
     raw = io.StringIO()
-    stream = _TolerantStream(raw)
-    for text in ("\r  5%|", "\n", "\x1b[A", f"\r{TITLE}\r", "\x1b[A\x1b[2J"):
-        stream.write(text)
+    monkeypatch.setattr("sys.stderr", raw)
+    with tolerant_stderr():
+        write_all()
     assert raw.getvalue().startswith("\r  5%|\n\x1b[A\r\\u001b]0;owned") and "\x1b[2J" not in raw.getvalue()
+
+
+def write_all():
+    for text in ("\r  5%|", "\n", "\x1b[A", f"\r{TITLE}\r", "\x1b[A\x1b[2J"):
+        sys.stderr.write(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.models.unsupported import _OTHER_CHECKPOINTS
+from adt_core.models import unsupported
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 4_000
@@ -52,7 +52,10 @@ def uses(path: Path) -> set[tuple[str, str]]:
 
 
 SOURCES = sorted(path for name in ("adt_core", "nodes") for path in (ROOT / name).rglob("*.py"))
-PATTERNS = sorted({use for path in SOURCES for use in uses(path)} | {(row[0], "search") for row in _OTHER_CHECKPOINTS})
+PATTERNS = sorted(
+    {use for path in SOURCES for use in uses(path)}
+    | {(row[0], "search") for row in vars(unsupported)["_OTHER_CHECKPOINTS"]}
+)
 
 
 def seconds(pattern: str, method: str, text: str) -> float:
