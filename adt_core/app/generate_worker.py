@@ -12,7 +12,6 @@ import torch
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run.batch_size import default_batch_size
-from ..run.identity import SETTINGS_KEY
 from ..run.jobs import Job, JobList, fit
 from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
@@ -188,13 +187,13 @@ class GenerateWorker:
 
     def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
         """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""
-        more: dict[str, Any] = {SETTINGS_KEY: self.facts.identity.key}
+        compared = {}
         if plain is not None:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
-            more["figures"] = {**finished.figures, **compared}
-        result = finished.result(**more)
+        listed = finished.listed(self.facts.identity.key, **compared)
+        result = finished.result(**(listed if self._plan.is_list else {}))
         trace = _trace(result.trace) if self._plan.args.files.trace else {}
-        return FinishedImage(finished.job, result.png, result.record, trace)
+        return FinishedImage(finished.job, result.png, {**result.record, **listed}, trace)
 
 
 def _trace(trace: Trace) -> dict[str, Any]:

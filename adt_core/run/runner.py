@@ -37,6 +37,8 @@ PART_FACTOR = 8
 """Maximum number of images in one decoding, as a multiple of the batch size.
 
 With a larger factor, all batch slots are in use for a larger share of the time, but the decoding needs more memory."""
+SETTINGS_KEY = "settings_key"
+"""Name of the digest of all settings (`identity.settings_key`) in records and lines."""
 CAPTION = "caption"
 """Name of the complete prompt, in the PNG of an image whose prompt was truncated."""
 
@@ -50,7 +52,7 @@ class Result:
         tokens: [rows, columns] int64, code of each cell of the image.
         trace: Record of the rounds that generated the image, with statistics (`trace.report()`).
         png: Content of a PNG file with the image and its record.
-        record: Settings, tokens and statistics of the image, as plain JSON types.
+        record: Settings of the image, as plain JSON types. In a list, also its tokens and statistics.
     """
 
     prompt: str
@@ -124,6 +126,17 @@ class Finished:
     def figures(self) -> dict[str, float]:
         """Statistics of the image."""
         return image_stats(self.decoding.trace, self.image)
+
+    def listed(self, key: str, **more: Any) -> dict[str, Any]:
+        """Return the entries that the record of an image of a list has, in addition to its settings.
+
+        The PNG of a single image has no such entries. It has no durations, so that equal images have equal files.
+
+        Args:
+            key: Digest of all settings (`identity.settings_key`).
+            **more: Further statistics.
+        """
+        return {"tokens": self.codes, "figures": {**self.figures, **more}, SETTINGS_KEY: key}
 
     def result(self, texts: Mapping[str, str] | None = None, **more: Any) -> Result:
         """Return the result. This decodes the pixels, which takes a pass through the codec.
@@ -288,13 +301,10 @@ class Runner:
         """
         codes = decoding.grid_codes()[image]
         seed, index = decoding.request.keys[image]
-        record = {
-            **self.settings(prompt, index, decoding.conditions()),
-            "seed": seed,
-            "tokens": codes.tolist(),
-            "figures": image_stats(decoding.trace, image),
-            **more,
-        }
+        record = {**self.settings(prompt, index, decoding.conditions()), "seed": seed}
+        if self.recipe.lantern is not None:
+            record["figures"] = {"substitution_rate": image_stats(decoding.trace, image)["substitution_rate"]}
+        record |= more
         pixels = self.target.pixels(codes[None], decoding.request.check)[0]
         return Result(prompt, codes, decoding.trace.subset([image]), to_png(pixels, record, texts), record)
 

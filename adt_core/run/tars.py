@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -109,8 +109,8 @@ class TarStore(PngStore):
                 f"`output`: another process is writing this list to '{self.folder}'; wait for it, or end it."
             ) from error
 
-    def add(self, job: Job, png: bytes) -> None:
-        super().add(job, png)
+    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+        super().add(job, png, record)
         self._waiting.add(job.number)
         self._done(job.number)
 
