@@ -17,7 +17,7 @@ from .drafting import AUTO, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
-from .schema import Tooltips, schema
+from .schema import Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -108,7 +108,7 @@ class ADTTreeCompare(io.ComfyNode):
         both, trial = ([run.decoding(), other.decoding()] for _ in range(2))
         with replace(run, drafter=run.drafter or other.drafter).loaded(*both):
             race.warm_up(trial)
-            maps = _take_turns(both, cls.hidden)
+            maps = _take_turns(both, cls.hidden, input_ids(cls))
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
@@ -120,10 +120,10 @@ class ADTTreeCompare(io.ComfyNode):
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
-def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
+def _take_turns(both: list[Decoding], hidden: io.Hidden, known: list[str]) -> list[LiveMap]:
     """Run both decodings to the end in turns, show progress and a live map for each, and return the maps."""
     progress = Progress(sum(decoding.total_tokens for decoding in both), hidden.unique_id, previews(*both))
-    maps = [LiveMap(decoding, hidden, part, 2) for part, decoding in enumerate(both)]
+    maps = [LiveMap(decoding, hidden, known, part, 2) for part, decoding in enumerate(both)]
     for part in race.by_rounds(dict(enumerate(both))):
         maps[part].update()
         progress.update(sum(decoding.done_tokens for decoding in both))

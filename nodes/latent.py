@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..adt_core import AdtError, Target
-from ..adt_core.app.continuation import prefix_length
+from ..adt_core.errors import shown
 from ..adt_core.messages import message
 from ..adt_core.run.masks import generated_cells, upper_part_kept
 from .comfy_runtime import loaded
@@ -45,7 +45,7 @@ def read_latent(
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
     kept = target.kept(codes, _generated(latent, len(codes), target, keep, keep_left))
-    indices = latent.get("batch_index") or list(range(len(codes)))
+    indices = _batch_index(latent, len(codes))
     step = max(indices) + 1
     return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
 
@@ -53,6 +53,25 @@ def read_latent(
 def empty_mask_note(latent: dict, kept: Tensor) -> str:
     """Return a sentence for the user if the LATENT's noise mask generates no token of `kept`, or ""."""
     return message("mask.empty") if latent.get("noise_mask") is not None and (kept >= 0).all() else ""
+
+
+def _batch_index(latent: dict, count: int) -> list[int]:
+    """Return the index that each image of a LATENT had in its batch.
+
+    Raises:
+        AdtError: If `batch_index` is not a list, array or tensor of one whole number per image.
+    """
+    given = latent.get("batch_index")
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if values is None or values == []:
+        return list(range(count))
+    is_valid = isinstance(values, list | tuple) and all(type(v) is int and 0 <= v < 2**31 for v in values)
+    if not is_valid or len(values) != count:
+        raise AdtError(
+            f"latent_image: its batch_index is {shown(values)}, but a list of {count} whole numbers was expected, one "
+            "per image; remove the node that made it."
+        )
+    return list(values)
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:

@@ -21,7 +21,7 @@ from .drafting import AUTO, drafting_input
 from .latent import empty_mask_note, read_latent
 from .live_map import LiveMap, finished
 from .sampling import Run, invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
-from .schema import IMAGE_TOKENS, Tooltips, schema
+from .schema import IMAGE_TOKENS, Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -141,7 +141,7 @@ class ADTTreeSampler(io.ComfyNode):
             run = replace(run, notes=(empty_mask_note(latent_image, kept), *run.notes))
         seed = run.pipeline.recipe.sampling.seed
         jobs = [Job(number, run.prompt, seed, index, text=run.prompt) for number, index in enumerate(indices, 1)]
-        decoding, vectors, shown = _decode(run, jobs, kept, cls.hidden)
+        decoding, vectors, shown = _decode(run, jobs, kept, cls.hidden, input_ids(cls))
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
@@ -152,7 +152,7 @@ def _share(name: str, default: float, **more: str) -> io.Input:
 
 
 def _decode(
-    run: Run, jobs: Sequence[Job], kept: Tensor | None, hidden: io.Hidden
+    run: Run, jobs: Sequence[Job], kept: Tensor | None, hidden: io.Hidden, known: list[str]
 ) -> tuple[Decoding, Tensor, dict | None]:
     """Decode all images together, with progress and the live map.
 
@@ -161,7 +161,7 @@ def _decode(
     """
     with closing(run.decode(jobs, len(jobs), kept)) as steps:
         decoding = next(steps).decoding
-        live_map = LiveMap(decoding, hidden)
+        live_map = LiveMap(decoding, hidden, known)
         shown = previews(decoding)
         progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
         for step in steps:

@@ -61,6 +61,10 @@ class FailedAttempt(Exception):
         self.is_wrong = is_wrong
 
 
+_MOST_FILES, _MOST_FOLDERS, _LONGEST_PATH = 10_000, 8, 300
+"""Maximum number of files of a repository, of folders in a path, and of characters of a path."""
+
+
 class UnknownCommit(AdtError):
     """Rejection because the repository does not have the requested commit."""
 
@@ -86,6 +90,8 @@ def list_files(repository: str, commit: str, check: Check) -> tuple[str, list[Li
     _, *chunks = _limited(_request(url, {}, repository, repository, check), _LARGEST_LIST)
     try:
         info = parse_json(b"".join(chunks))
+        if len(info["siblings"]) > _MOST_FILES:
+            raise ValueError
         found = [_listed(entry) for entry in info["siblings"]]
         if not re.fullmatch("[0-9a-f]{40}", info["sha"]) or commit not in ("", info["sha"]):
             raise ValueError
@@ -99,9 +105,11 @@ def _listed(entry: dict[str, Any]) -> Listed:
     large = entry.get("lfs")
     size, digest = (large["size"], large["sha256"]) if large else (entry["size"], entry["blobId"])
     is_valid = type(size) is int and size >= 0 and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", digest)
-    if not is_valid or not isinstance(entry["rfilename"], str):
+    path = entry["rfilename"]
+    if not is_valid or not isinstance(path, str) or len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
         raise ValueError
-    return Listed(entry["rfilename"], size, digest)
+    path.encode()  # raises a ValueError for half of a surrogate pair
+    return Listed(path, size, digest)
 
 
 def read_file(repository: str, commit: str, file: Listed, start: int, check: Check) -> Generator[Any, None, None]:
@@ -278,7 +286,12 @@ def _connection_error(cause: Exception, what: str) -> str:
 
 def endpoint() -> str:
     """Return the address of the Hub without a password, for messages."""
-    return re.sub(r"//.*@", "//", _address())
+    return _without_password(_address())
+
+
+def _without_password(address: str) -> str:
+    scheme, slashes, rest = address.partition("//")
+    return scheme + slashes + rest.rpartition("@")[2]
 
 
 def _address() -> str:
@@ -290,5 +303,5 @@ def _address() -> str:
         parts = urlsplit(address)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return address
-    problem = f"HF_ENDPOINT is {shown(re.sub('//.*@', '//', address))}, which is not the address of a server"
+    problem = f"HF_ENDPOINT is {shown(_without_password(address))}, which is not the address of a server"
     raise AdtError(f"{problem}; set it to one such as https://huggingface.co, or unset it.")

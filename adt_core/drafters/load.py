@@ -10,6 +10,7 @@ import torch
 
 from ..errors import AdtError, Check, shown
 from ..models.target import Target
+from ..models.torch_state import own_torch_state
 from .base import Drafter
 from .eagle import EagleDrafter
 from .eagle_files import fits_target, load_eagle
@@ -53,6 +54,7 @@ To add a drafter with files, add a line at the end.
 """
 
 
+@own_torch_state()
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> Drafter:

@@ -23,6 +23,7 @@ from ..errors import AdtError, is_out_of_memory
 from ..kernels import choice
 from ..kernels.choice import KernelError
 from ..models.target import Target
+from ..models.torch_state import own_torch_state
 from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
 from . import pool
@@ -180,7 +181,8 @@ class Decoding:
     def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
-        self._fix_conditions()
+        with own_torch_state():
+            self._fix_conditions()
         self._queue = queue = ImageQueue(
             self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
         )
@@ -205,6 +207,7 @@ class Decoding:
         self._policy = self.request.drafting.policy(self.request.context(self.profile))
         self.trace.settings |= self.request.settings() | self.conditions()
 
+    @own_torch_state()
     def _next(self, queue: ImageQueue) -> Round | None:
         """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:

@@ -19,6 +19,7 @@ from ..drafters.load import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
+from ..models.torch_state import own_torch_state
 from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..recipe import Recipe
 from ..rules.noise import Key
@@ -78,6 +79,7 @@ class Request:
     check: Check | None = None
 
     @classmethod
+    @own_torch_state()
     def of(
         cls,
         target: Target,

@@ -27,6 +27,7 @@ from ..errors import AdtError, Check
 from ..settings import Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
+from .torch_state import own_torch_state
 from .vq import Codec
 
 
@@ -354,6 +355,7 @@ class Target:
         """Return the note of a prompt or raise the errors of :meth:`encode_prompt`, without running a text encoder."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
+    @own_torch_state()
     def encode_prompt(self, text: str) -> EncodedPrompt:
         """Return the conditional row of a text, or raise an AdtError if it is empty or too long."""
         if self.sources:

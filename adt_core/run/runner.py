@@ -25,6 +25,7 @@ from ..engine.request import Request
 from ..errors import AdtError, Check, shown
 from ..files import write
 from ..models.target import EncodedPrompt, Target, suffixed
+from ..models.torch_state import own_torch_state
 from ..recipe import BUNDLED, Recipe
 from ..trace import Trace
 from ..version import VERSION
@@ -248,6 +249,7 @@ class Runner:
         rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
         return [rows[prompt] for prompt in prompts]
 
+    @own_torch_state()
     def decoding(
         self,
         prompts: Sequence[str],

@@ -19,7 +19,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
-    ("cache_folder", "environment", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
+    (
+        "cache_folder",
+        "environment",
+        "errors",
+        "files",
+        "memory_limit",
+        "messages",
+        "runtime",
+        "untrusted",
+        "untrusted_tar",
+        "version",
+    ),
     ("settings", "trace"),
     ("rules",),
     ("kernels", "models"),
