@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
+from ..run import race
 from ..run.batch_size import default_batch_size
 from ..run.jobs import Job, JobList, fit
 from ..run.pipeline import Pipeline, with_sources
@@ -169,12 +170,10 @@ class GenerateWorker:
     def _compared(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
         pipelines = [self._pipeline, self._plain]
         if not self._turns:
-            for pipeline in pipelines:
-                pipeline.decoding([job.text for job in jobs], batch_size=self.facts.batch_size).warm_up()
-        self._turns += 1
+            texts = [job.text for job in jobs]
+            race.warm_up(pipeline.decoding(texts, batch_size=self.facts.batch_size) for pipeline in pipelines)
         images: dict[str, dict[Job, Finished]] = {}
-        # The order of the methods alternates, so that changes of the machine's load affect both methods.
-        for pipeline in pipelines[:: 1 if self._turns % 2 else -1]:
+        for pipeline in race.order(pipelines, self._turns):
             mine = images[pipeline.recipe.drafting.method] = {}
             for tokens, finished in self._decoded(jobs, pipeline):
                 mine |= {image.job: image for image in finished}
