@@ -144,7 +144,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
         batch = _batch(run=run, given=given, folder=name)
         remark = _draw(batch, run, batch_size, cls.hidden)
-        if remarks := join((remark, *run.notes, news(batch))):
+        kept = message("batch.metadata") if args.disable_metadata else ""
+        if remarks := join((remark, *run.notes, news(batch), kept)):
             where = message("batch.folder", folder=_shown(batch.store.folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         records = dict(batch.store.records())

@@ -1,9 +1,11 @@
 """Prompt list node: outputs prompts from a file or a text box as lists. Other nodes run once per prompt."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
 import folder_paths
@@ -24,7 +26,7 @@ from ..adt_core.app.prompts import (
     select,
 )
 from ..adt_core.errors import Check, substitute_inputs
-from ..adt_core.files import is_hidden
+from ..adt_core.files import is_hidden, opened
 from ..adt_core.messages import message
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
@@ -247,13 +249,34 @@ def _naming_input(name: str) -> Iterator[None]:
         raise AdtError(error.with_inputs(lambda field: name if field == "prompts" else field)) from error
 
 
+_DIGESTED = 8 * 2**20
+"""Largest file in bytes that is read for every prompt. A larger file is read again only if its times change."""
+
+
 def fingerprint(text: str) -> str:
-    """Return a string that changes when the file that a text names changes, for `fingerprint_inputs`."""
+    """Return a string that changes when the file that a text names changes, for `fingerprint_inputs`.
+
+    Size and time are not enough: programs that copy or unpack files keep the times of the originals.
+    """
     try:
         path = _path(text)
-        return f"{path.stat().st_mtime_ns} {path.stat().st_size}" if path else ""
+        if path is None:
+            return ""
+        state = path.stat()
+        facts = state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
+        return _file_digest(path, facts) if state.st_size > _DIGESTED else _file_digest.__wrapped__(path, facts)
     except (OSError, AdtError):
         return ""
+
+
+@lru_cache(maxsize=64)
+def _file_digest(path: Path, facts: tuple[int, ...]) -> str:
+    """Return a digest of a file's content. `facts` is the key under which the digest of a large file is kept."""
+    found = hashlib.blake2b(digest_size=16)
+    with opened(path) as file:
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _path(text: str, is_name: bool = False) -> Path | None:

@@ -178,9 +178,9 @@ class GenerateWorker:
             for tokens, finished in self._decoded(jobs, pipeline):
                 mine |= {image.job: image for image in finished}
                 yield GenerateStep(tokens)
-        yield GenerateStep(
-            images=[self._image(images[self._pipeline.recipe.drafting.method][job], images[PLAIN][job]) for job in jobs]
-        )
+        self._turns += 1
+        chosen = images[self._pipeline.recipe.drafting.method]
+        yield GenerateStep(images=[self._image(chosen[job], images[PLAIN][job]) for job in jobs])
 
     def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
         """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""

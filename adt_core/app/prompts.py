@@ -363,6 +363,24 @@ def _parquet(path: Path) -> Iterator[PromptEntry]:
         yield PromptEntry(name, text or "", _seed(seed, f"row {number}, column 'seed'"))
 
 
+def _is_rounded(value: Any, number: Decimal) -> bool:
+    """Return whether a program has rounded a seed when it wrote the list.
+
+    Spreadsheets show large numbers with six digits, such as 1.23457E+18. Floating-point numbers above 2**53 are
+    rounded, and a column of pandas with a missing value has such numbers.
+
+    Args:
+        value: The value in the list.
+        number: Its number.
+    """
+    if isinstance(value, float):
+        return number > 2**53
+    exponent = number.as_tuple().exponent
+    return (
+        "e" in str(value).lower() and isinstance(exponent, int) and exponent > 0 and len(number.as_tuple().digits) >= 6
+    )
+
+
 def _seed(value: Any, where: str) -> int | None:
     """Return a seed from a list of prompts.
 
@@ -379,5 +397,8 @@ def _seed(value: Any, where: str) -> int | None:
     with suppress(InvalidOperation):
         number = Decimal(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
         if number.is_finite() and 0 <= number <= MAX_SEED and number % 1 == 0:
+            if _is_rounded(value, number):
+                remedy = "store the column as text, not as numbers"
+                raise ValueError(f"{where} is {shown(value)}, which has lost its last digits; {remedy}")
             return int(number)
     raise ValueError(f"{where} is {shown(value)}, but a whole number from 0 to 2**64 - 1 was expected, or none")

@@ -114,6 +114,23 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
+def test_decodings_are_driven_in_one_place():
+    """`Runner.run` is the loop over decodings, and the race lets them take turns. The others measure single rounds."""
+    allowed = {
+        "adt_core/run/runner.py": "the loop",
+        "adt_core/run/race.py": "turns",
+        "adt_core/app/diagnostics.py": "measures the first rounds of a method",
+        "adt_core/lab/training/estimate.py": "measures the first rounds of a training's images",
+    }
+    driving = re.compile(r"\.finished\(\)|\biter\(decoding\)")
+    found = {
+        path
+        for path in SHIPPED
+        if not path.startswith("adt_core/engine/") and driving.search((ROOT / path).read_text(encoding="utf-8"))
+    }
+    assert found == set(allowed)
+
+
 def test_imports_have_no_cycles():
     """An import inside a function counts, too, because it would only hide a cycle."""
     graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in IMPORTING.items()}
