@@ -274,8 +274,18 @@ def _bounded_repr(value: object, most: int) -> str:
     if isinstance(value, str | bytes):
         return repr(value[:most])
     if type(value) in (list, tuple, dict, set, frozenset):
-        short = reprlib.Repr()
-        short.maxlist = short.maxtuple = short.maxdict = short.maxset = short.maxfrozenset = most
-        short.maxstring = short.maxother = short.maxlong = 10 * most
-        return short.repr(value)
+        return _Shortened(most).repr(value)
     return repr(value)
+
+
+class _Shortened(reprlib.Repr):
+    """Representation of a container by its first entries.
+
+    Args:
+        most: Maximum number of entries.
+    """
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = most
+        self.maxstring = self.maxother = self.maxlong = 10 * most

@@ -46,8 +46,8 @@ WARM_UP = 3
 class Decoding:
     """Generation of one batch of images, one round (one target forward) at a time.
 
-    Iterate over a decoding once. Each step yields a :class:`Round`. With exact acceptance, the same seed gives the same
-    codes with every method, except where two tokens have almost equal scores and rounding decides between them.
+    Iterate over a decoding once. Each step yields a :class:`Round`. With exact acceptance, a seed gives the same codes
+    with every method, except if two tokens have almost equal scores.
 
     Attributes:
         request: Batch to decode.

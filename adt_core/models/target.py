@@ -227,8 +227,8 @@ class Target:
         published: Sampling settings that the model's authors publish.
         trained: Range of image sizes in the training data, as in :class:`.family.Family`.
         words: All words that the model understands, if its vocabulary is small.
-        script_vocab_size: Length of the logits from which the authors' published script samples. In these logits,
-            tokens other than codes are -inf. 0 if the script's logits contain only the codes.
+        script_vocab_size: Length of the logits from which the authors' published script samples, where tokens other
+            than codes are -inf. 0 if these logits contain only the codes.
         script_header: Number of tokens that the script samples before the first image token. In this package, these
             tokens are part of the prompt.
         prompter: Converter of texts to prompt rows.

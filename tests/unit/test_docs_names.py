@@ -34,7 +34,7 @@ FOREIGN = {
     # files of models, and files that a run writes
     "model-00001-of-...", "models--...", "-7B", "diffusion_pytorch_model.safetensors", "glm_image_ar",
     "glm_image_transformer", "glm_image_text_encoder", "glm_image_vae", "KEY.tokens.npy",
-    "0007-000000000139-a-red-house-….png", "Lumina-mGPT-7B-768-Omni", "2-of-8-00000.tar", "report-2-of-8.json",
+    "000007.png", "Lumina-mGPT-7B-768-Omni", "2-of-8-00000.tar", "report-2-of-8.json",
     # the registry, and examples
     "Repository", "Icon", "Banner", "[tool.comfy]", "REGISTRY_ACCESS_TOKEN", "v0.2.0", "HOST:PORT", "\\udce9",
     "{a\\|b}", "<code 0>", "<code 1>", "masterpiece, film grained, best quality.",
@@ -52,6 +52,7 @@ FOREIGN_PATHS = (
 )  # fmt: skip
 """Beginnings of repositories of models, and of paths outside of this repository."""
 TERMS = {
+    "Set Latent Noise Mask", "VAE Encode (for Inpainting)",
     "Export (API)", "VAE Decode", "Unload Models", "Install via Git URL", "Templates", "Extensions",
     "Live preview method",  # ComfyUI
     "plain round", "captured round", "Control tensors", "draft mode", "cost model", "cost profile", "Jacobi window",

@@ -196,7 +196,17 @@ def generate(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *given: str) -> tuple[list, dict]:
-        command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--batch-size", "2", "--seed", "3"]
+        command = [
+            "generate",
+            "--model",
+            str(tiny / "target"),
+            "--prompt",
+            "a cat",
+            "--num-images-per-prompt",
+            "2",
+            "--seed",
+            "3",
+        ]
         command += ["--output", f"{name}.png", "--tokens", "tokens.json", "--report", "report.json", "--device", "cpu"]
         assert cli.main([*command, "--trace", "trace.json", *given]) == 0
         return read_grids("tokens.json"), json.loads(Path("report.json").read_text(encoding="utf-8"))
