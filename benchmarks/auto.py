@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
-from adt_core.lab.benchmark import PRESETS
+from adt_core.lab.presets import PRESETS
 from adt_core.policies import PLAIN
 from model_making.prompts import PROMPTS
 

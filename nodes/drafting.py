@@ -12,14 +12,13 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter
 from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, default_options, fits, with_window
-from ..adt_core.policies import PLAIN
+from ..adt_core.policies import CHOICES, DEFAULT
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
-AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
-_METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""Value of `drafting` -> method. With `AUTO` and `RELAXED`, the settings or the default determine the method."""
+AUTO = next(iter(CHOICES))
+"""Default of the input `drafting`."""
 
 
 class DraftConfig(NamedTuple):
@@ -42,8 +41,7 @@ class DraftConfig(NamedTuple):
 
 def drafting_input() -> io.Input:
     """Return the input `drafting`."""
-    ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
-    return io.Combo.Input("drafting", options=ways, default=AUTO, optional=True)
+    return io.Combo.Input("drafting", options=list(CHOICES), default=AUTO, optional=True)
 
 
 def choose_drafting(
@@ -57,8 +55,10 @@ def choose_drafting(
     """Combine the connected inputs with defaults for the model and the device.
 
     Args:
-        settings: Options by name, from the Settings node.
-        drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
+        settings: Options by name, from the Settings node. Its method overrides that of `drafting`, unless it is the
+            default.
+        lantern: Relaxed acceptance from the LANTERN node. It overrides that of `drafting`.
+        drafting: Value of the input `drafting`, a key of `CHOICES`.
         sampling: Sampling parameters. The default number of drafts depends on the guidance.
 
     Raises:
@@ -66,18 +66,16 @@ def choose_drafting(
     """
     if drafter is not None:
         check_same_model(drafter, model)
-    if drafting == EXACT and lantern is not None:
-        raise AdtError(
-            f"drafting: '{EXACT}' is exact, but a LANTERN node is connected; choose '{RELAXED}', or disconnect lantern."
-        )
+    choice = CHOICES[drafting]
     given = dict(settings or {})
-    if drafting in _METHODS:
-        given["method"] = _METHODS[drafting]
+    if given.get("method", DEFAULT) == DEFAULT:
+        given["method"] = choice.method
     if not Drafting.of(given).policy.needs_drafter:
         return DraftConfig(Drafting.of(given), None, None)
     drafter = drafter or own_drafter(model)
-    usual = default_options(drafter.drafter, model.patcher.load_device.type, sampling.guided)
-    relaxed = lantern or (Lantern() if drafting == RELAXED else None)
+    kind = model.patcher.load_device.type
+    usual = default_options(drafter.drafter, kind, sampling.guided, method=given["method"])
+    relaxed = lantern or (model.target.published.lantern if choice.relaxed else None)
     return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
 
 

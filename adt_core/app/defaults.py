@@ -12,6 +12,7 @@ from ..errors import AdtError
 from ..models.load import published_sampling
 from ..models.target import PublishedSampling
 from ..policies import check_fit
+from ..policies.choices import expanded
 from ..recipe import BUNDLED, Recipe
 from .checkpoints import default_drafter
 
@@ -27,18 +28,23 @@ def complete(given: Mapping[str, Any], device: str = "auto") -> Recipe:
         AdtError: If a value is out of bounds, or if two values contradict each other.
     """
     model = given.get("model") or BUNDLED
+    published = _published(model)
+    given = expanded(given, published.lantern)
     drafter = given.get("drafter") or default_drafter(model)
     kind = choose_device("auto").type if device == "auto" else device
-    try:
-        published = published_sampling(model)
-    except AdtError:  # `load_target` raises it later
-        published = PublishedSampling()
     guidance = given.get("guidance")
     guided = (published.guidance if guidance is None else guidance) != 1
-    defaults = {**published._asdict(), **drafter_defaults(drafter, kind, guided)}
+    defaults = {**published._asdict(), **drafter_defaults(drafter, kind, guided, method=given.get("method"))}
     recipe = Recipe.of({**given, "drafter": drafter}, defaults)
     check_fit(recipe.drafting.method, is_network(drafter))
     return recipe
+
+
+def _published(model: str) -> PublishedSampling:
+    try:
+        return published_sampling(model)
+    except AdtError:  # `load_target` raises it later
+        return PublishedSampling()
 
 
 def choose_device(name: str) -> torch.device:

@@ -243,17 +243,18 @@ class Drafter:
     """A loaded drafter. This base class has no weights.
 
     Attributes:
-        defaults: Default options of drafting with this drafter. They can include the default method; without it, the
-            method is `auto`.
+        defaults: Default options of drafting with this drafter.
         gpu_defaults: Defaults that replace `defaults` on a GPU, where more drafts cost almost nothing.
         unguided_gpu_defaults: Defaults that also replace `gpu_defaults` if there is no guidance. An image then has one
             batch row instead of two.
+        gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace those of all methods.
         modes: Draft modes, for a policy that chooses between modes.
     """
 
     defaults: Mapping[str, Any] = {}
     gpu_defaults: Mapping[str, Any] = {}
     unguided_gpu_defaults: Mapping[str, Any] = {}
+    gpu_method_defaults: Mapping[str, Mapping[str, Any]] = {}
     modes: tuple[DraftMode, ...] = (DraftMode("other"),)
 
     @property

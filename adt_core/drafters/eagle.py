@@ -62,10 +62,11 @@ class EagleDrafter(nn.Module, Drafter):
     # Chosen by counting rounds and network calls (docs/results.md). A tree with its root fills one tile of a
     # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
     # (docs/gpu.md).
-    gpu_defaults = {
-        "depth": 8, "width": 8, "drafts": 31, "rule": "predicted", "init": "both", "beta": 0.7,
-        "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8,
-    }  # fmt: skip
+    gpu_defaults = {"depth": 8, "width": 8, "drafts": 31}
+    gpu_method_defaults = {
+        "adt-tree": {"depth": 6, "width": 8, "depth_min": 2, "depth_max": 12, "width_min": 2, "width_max": 12},
+        "predicted": {"beta": 0.7, "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8},
+    }
     unguided_gpu_defaults = {"drafts": 63}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):

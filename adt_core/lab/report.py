@@ -17,10 +17,8 @@ import numpy as np
 from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
 from ..messages import Message, join, message
-from ..policies import PLAIN
+from ..policies import PLAIN, RELAXED
 
-RELAXED = "+lantern"
-"""Suffix of the name of a method with relaxed acceptance, which changes images."""
 COLUMNS = {
     "method": "method",
     "speedup": "speed-up",
@@ -133,8 +131,8 @@ def verdict(rows: list[dict], images: int) -> Message:
     """
     drafted = [row for row in rows if row["method"] != PLAIN]
     changed = [row["method"] for row in drafted if row["identical"] < images]
-    differing = ", ".join(name for name in changed if not name.endswith(RELAXED))
-    relaxed = ", ".join(name for name in changed if name.endswith(RELAXED))
+    differing = ", ".join(name for name in changed if RELAXED not in name)
+    relaxed = ", ".join(name for name in changed if RELAXED in name)
     same = message("check.differs", methods=differing) if differing else message("check.same")
     if relaxed:
         same = join((same, message("benchmark.relaxed", methods=relaxed)))

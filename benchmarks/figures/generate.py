@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Pipeline, Sampling, Target
-from adt_core.lab.benchmark import PRESETS
+from adt_core.lab.presets import PRESETS
 from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
 from adt_core.settings import BUNDLED

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from adt_core import Drafting
-from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
+from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.report import median_interval, ratios, summary
 from adt_core.lab.report import table as summary_table
+from adt_core.policies import RELAXED
 
 from ..harness import BUNDLED, captions, compared
 from ..interleaving import table
