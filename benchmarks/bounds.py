@@ -165,7 +165,7 @@ class Captions:
 
     def _decoding(self, batch: list[str], drafting: Drafting) -> Decoding:
         recipe = replace(bundled().recipe, sampling=self._sampling, drafting=drafting)
-        drafter = None if drafting.method == PLAIN else self._drafter
+        drafter = self._drafter if drafting.policy.needs_drafter else None
         return Pipeline(self._target, recipe, drafter).decoding(batch)
 
     def measure(self, drafting: Drafting) -> Measured:

@@ -112,6 +112,7 @@ class Verified:
         finite: [B, 1] bool, whether all logits that decided the accepted path are finite.
         roots: Roots of the trees.
         substitutes: [B, N + 1] bool, True for nodes that LANTERN accepted as substitutes; None without LANTERN.
+        certainty: [B, D + 1, 2], certainty of the token after each node of the path (`sampling.certainty`).
     """
 
     tree: DraftTree
@@ -121,6 +122,7 @@ class Verified:
     finite: Tensor
     roots: Roots
     substitutes: Tensor | None = None
+    certainty: Tensor | None = None
 
     @cached_property
     def following(self) -> Tensor:

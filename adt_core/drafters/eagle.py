@@ -64,7 +64,8 @@ class EagleDrafter(nn.Module, Drafter):
     # (docs/gpu.md).
     gpu_defaults = {"depth": 8, "width": 8, "drafts": 31}
     gpu_method_defaults = {
-        "adt-tree": {"depth": 6, "width": 8, "depth_min": 2, "depth_max": 12, "width_min": 2, "width_max": 12},
+        # On the diagonal between the bounds there are 8 shapes, so a GPU captures few graphs.
+        "adt-tree": {"beta": 0.7, "width": 7, "depth_min": 5, "depth_max": 12, "width_min": 3, "width_max": 10},
         "predicted": {"beta": 0.7, "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8},
     }
     unguided_gpu_defaults = {"drafts": 63}

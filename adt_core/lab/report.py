@@ -25,6 +25,7 @@ COLUMNS = {
     "low": "95 % CI low",
     "high": "95 % CI high",
     "tau": "tau",
+    "accepted_per_round": "accepted drafts per pass",
     "mean_depth": "mean depth",
     "target_forwards": "target forwards",
     "drafter_forwards": "drafter forwards",
@@ -38,7 +39,16 @@ COLUMNS = {
 
 The table also has one column per quality score, such as "FID". The name of the column is its heading too.
 """
-MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
+MEANS = (
+    "tau",
+    "accepted_per_round",
+    "mean_depth",
+    "target_forwards",
+    "drafter_forwards",
+    "seconds",
+    "agreement",
+    "substitution_rate",
+)
 """Columns that show the mean over all prompts of the run statistic with the same name."""
 _FORMATS = {
     **dict.fromkeys(COLUMNS, "{:.2f}"),
