@@ -1,18 +1,16 @@
-"""Draft configuration of a sampler node.
-
-It results from the node's inputs `drafting`, `drafter`, `settings` and `lantern`.
-"""
+"""Drafting of a sampler node: the choice that its inputs describe, and the drafter to use if none is connected."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
-from ..adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, default_options, fits, with_window
-from ..adt_core.policies import CHOICES, DEFAULT
+from ..adt_core import AdtError, Lantern, load_drafter
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, with_window
+from ..adt_core.policies import CHOICES, DEFAULT, RELAXED
+from ..adt_core.settings import flat_lantern
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
@@ -21,62 +19,27 @@ AUTO = next(iter(CHOICES))
 """Default of the input `drafting`."""
 
 
-class DraftConfig(NamedTuple):
-    """Draft configuration of a run.
-
-    Attributes:
-        drafting: Method and its options.
-        loaded: Drafter with its weights, or None for plain decoding.
-        lantern: Relaxed acceptance, or None for exact acceptance.
-    """
-
-    drafting: Drafting
-    loaded: LoadedDrafter | None
-    lantern: Lantern | None
-
-    @property
-    def drafter(self) -> Drafter | None:
-        return self.loaded.drafter if self.loaded is not None else None
-
-
 def drafting_input() -> io.Input:
     """Return the input `drafting`."""
     return io.Combo.Input("drafting", options=list(CHOICES), default=AUTO, optional=True)
 
 
-def choose_drafting(
-    model: LoadedModel,
-    drafter: LoadedDrafter | None = None,
-    settings: Mapping[str, Any] | None = None,
-    lantern: Lantern | None = None,
-    drafting: str = AUTO,
-    sampling: Sampling = Sampling(),
-) -> DraftConfig:
-    """Combine the connected inputs with defaults for the model and the device.
+def drafting_options(
+    settings: Mapping[str, Any] | None = None, lantern: Lantern | None = None, drafting: str = AUTO
+) -> dict[str, Any]:
+    """Return the options of a recipe, by name, that the inputs for drafting determine.
 
     Args:
         settings: Options by name, from the Settings node. Its method overrides that of `drafting`, unless it is the
             default.
-        lantern: Relaxed acceptance from the LANTERN node. It overrides that of `drafting`.
+        lantern: Relaxed acceptance from a connected LANTERN node. It overrides that of `drafting`.
         drafting: Value of the input `drafting`, a key of `CHOICES`.
-        sampling: Sampling parameters. The default number of drafts depends on the guidance.
-
-    Raises:
-        AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
     """
-    if drafter is not None:
-        check_same_model(drafter, model)
-    choice = CHOICES[drafting]
     given = dict(settings or {})
-    if given.get("method", DEFAULT) == DEFAULT:
-        given["method"] = choice.method
-    if not Drafting.of(given).policy.needs_drafter:
-        return DraftConfig(Drafting.of(given), None, None)
-    drafter = drafter or own_drafter(model)
-    kind = model.patcher.load_device.type
-    usual = default_options(drafter.drafter, kind, sampling.guided, method=given["method"])
-    relaxed = lantern or (model.target.published.lantern if choice.relaxed else None)
-    return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
+    method = CHOICES[drafting]
+    if given.get("method", DEFAULT) != DEFAULT:
+        method = given["method"] + (RELAXED if method.endswith(RELAXED) else "")
+    return {**given, "method": method, **(flat_lantern(lantern) if lantern is not None else {})}
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
@@ -88,9 +51,12 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
         )
 
 
-def own_drafter(model: LoadedModel) -> LoadedDrafter:
-    """Return the drafter to use if none is connected. The model caches the drafter."""
-    path = own_path(model)
+def own_drafter(model: LoadedModel, path: str) -> LoadedDrafter:
+    """Return the drafter to use if none is connected. The model caches the drafter.
+
+    Args:
+        path: Result of `own_path`.
+    """
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
         model.own_drafters.clear()

@@ -9,7 +9,7 @@ from ..drafters import JACOBI, WITH_WINDOW, drafter_defaults
 from ..errors import AdtError, shown
 from ..files import read_text
 from ..policies import ADT_TREE, EAGLE2, PLAIN, POLICIES, RELAXED, Drafting
-from ..policies.choices import expanded, split
+from ..policies.choices import expanded
 from ..settings import Lantern, read_lantern
 
 NETWORK = "network"
@@ -124,7 +124,8 @@ def find_preset(name: str, available: dict[str, Preset], lantern: Lantern | None
         AdtError: If the method or a setting is unknown, or a value is not valid.
     """
     title, settings = _parts(name)
-    method, is_relaxed = split(title)
+    method = title.removesuffix(RELAXED)
+    is_relaxed = method != title
     if method not in available or title == PLAIN + RELAXED:
         raise AdtError(
             f"`methods`: {shown(name)} is unknown; choose from {', '.join(available)} (all except the first also with "

@@ -7,7 +7,7 @@ for LANTERN, such as "adt-tree+lantern".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..settings import Lantern, flat_lantern
 from .methods import ADT_TREE, DEFAULT, EAGLE2, PLAIN
@@ -16,32 +16,19 @@ RELAXED = "+lantern"
 """Suffix of the name of a method with relaxed acceptance, which changes images."""
 
 
-class Choice(NamedTuple):
-    """A method, and whether LANTERN relaxes its acceptance."""
-
-    method: str
-    relaxed: bool = False
-
-
 CHOICES = {
-    "Auto": Choice(DEFAULT),
-    "ADT-Tree": Choice(ADT_TREE),
-    "ADT-Tree + LANTERN": Choice(ADT_TREE, relaxed=True),
-    "Auto + LANTERN": Choice(DEFAULT, relaxed=True),
-    "EAGLE-2": Choice(EAGLE2),
-    "No drafting": Choice(PLAIN),
+    "Auto": DEFAULT,
+    "ADT-Tree": ADT_TREE,
+    "ADT-Tree + LANTERN": ADT_TREE + RELAXED,
+    "Auto + LANTERN": DEFAULT + RELAXED,
+    "EAGLE-2": EAGLE2,
+    "No drafting": PLAIN,
 }
-"""Choices that the nodes offer, by name. The first one is the default."""
+"""Choices that the nodes offer: name in the nodes -> name on the command line. The first one is the default."""
 RELAXABLE = (DEFAULT, ADT_TREE, EAGLE2)
 """Methods that the command line offers with the suffix `RELAXED`."""
 _LIMITS = "lantern_delta", "lantern_lambda"
 """Options that limit what LANTERN accepts. Only one of them can be given."""
-
-
-def split(name: str) -> Choice:
-    """Return the choice with a name of the command line, such as "adt-tree+lantern"."""
-    method = name.removesuffix(RELAXED)
-    return Choice(method, relaxed=method != name)
 
 
 def expanded(given: Mapping[str, Any], lantern: Lantern) -> dict[str, Any]:
@@ -58,4 +45,4 @@ def expanded(given: Mapping[str, Any], lantern: Lantern) -> dict[str, Any]:
     usual = flat_lantern(lantern)
     if any(limit in values for limit in _LIMITS):
         usual = {name: value for name, value in usual.items() if name not in _LIMITS}
-    return {**usual, **values, "method": split(method).method}
+    return {**usual, **values, "method": method.removesuffix(RELAXED)}

@@ -7,12 +7,13 @@ number of accepted drafts divided by the depth of the tree; a tree becomes deepe
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from adt_core import AdtError, Drafting, Sampling
-from adt_core.app.defaults import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
+from adt_core.run.resolve import Hardware, resolve_recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -325,16 +326,19 @@ def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
     assert next(cpu) == next(cpu)
 
 
+CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
+
+
 @pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])
 def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
-    drafting = complete({"method": "adt-tree", "guidance": guidance}, "cuda").drafting
+    drafting = resolve_recipe({"method": "adt-tree", "guidance": guidance}, CUDA).drafting
     assert drafting.settings.drafts == nodes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_given_options_override_the_defaults(device):
     given = {"method": "adt-tree", "init": "vertical", "drafts": 5, "depth_max": 30}
-    assert given.items() <= complete(given, device).drafting.flat().items()
+    assert given.items() <= resolve_recipe(given, Hardware(torch.device(device))).drafting.flat().items()
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -355,6 +359,6 @@ def test_acceptance_changes_depth_and_width_on_every_device(drafter, device, gui
 
 
 def test_predicted_has_bounds_of_its_own():
-    own, paper = (complete({"method": method}, "cuda").drafting.settings for method in ("predicted", "adt-tree"))
+    own, paper = (resolve_recipe({"method": method}, CUDA).drafting.settings for method in ("predicted", "adt-tree"))
     assert own.predict_from == "both" and paper.init == "horizontal"
     assert (own.width_min, own.width_max) != (paper.width_min, paper.width_max)

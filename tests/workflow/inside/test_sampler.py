@@ -98,9 +98,7 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "speed, method", [("Auto", "auto"), ("ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")]
-)
+@pytest.mark.parametrize("speed, method", [("Auto", "auto"), ("ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")])
 def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     """Without a drafter, the sampler must use the model's default drafter. The preset must select the model's settings.
 
@@ -194,9 +192,7 @@ def test_picture_is_continued_through_vae_encode(pack, loaded, encoded):
     (image,) = pack.run("VAEDecode", samples=first, vae=vae)
     (latent,) = pack.run("VAEEncode", pixels=image, vae=vae)
     asked |= {"positive": encoded("A blue sailboat on a lake at sunset."), "latent_image": latent, "keep_top": 0.5}
-    found = [
-        pack.run("ADTTreeSampler", drafting=speed, seed=9, **asked)[0] for speed in ("ADT-Tree", "No drafting")
-    ]
+    found = [pack.run("ADTTreeSampler", drafting=speed, seed=9, **asked)[0] for speed in ("ADT-Tree", "No drafting")]
     np.testing.assert_array_equal(found[0]["samples"], found[1]["samples"])
     (continued,) = pack.run("VAEDecode", samples=found[0], vae=vae)
     top, bottom = (255 * (continued - image)[0, rows].abs().mean() for rows in (slice(0, 56), slice(64, 128)))
