@@ -112,12 +112,13 @@ def generate(options: dict[str, Any]) -> str:
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with no drafting on the same prompts, side by side."""
-    from .lab import benchmark
+    from .lab import benchmark, paper
 
     comparison = _section(args.BenchmarkArgs, options)
     scores = _section(args.QualityArgs, options)
     parallel = _section(args.WorkerArgs, options)
-    return benchmark.run(comparison, scores, parallel, _given(options), _device(options))
+    run = paper.run if comparison.paper else benchmark.run
+    return run(comparison, scores, parallel, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
