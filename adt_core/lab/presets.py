@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from ..errors import AdtError, shown
 from ..files import read_text
 from ..policies import ADT_TREE, EAGLE2, PLAIN, POLICIES, RELAXED, Drafting
 from ..policies.choices import expanded
-from ..settings import Lantern, read_lantern
+from ..settings import Lantern, Option, read_lantern
 
 NETWORK = "network"
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
@@ -132,9 +133,9 @@ def find_preset(name: str, available: dict[str, Preset], lantern: Lantern | None
             f"{RELAXED} at the end, and with settings such as :depth=5,width=10)."
         )
     preset = available[method]
-    given = {option: _value(name, option, text, preset.drafting) for option, text in settings.items()}
-    relaxing = {option: given.pop(option) for option in list(given) if is_relaxed and option in Lantern.options()}
-    preset.drafting.check_options(given)
+    known = {**preset.drafting.policy.settings_type.options(), **(Lantern.options() if is_relaxed else {})}
+    given = {option: _value(name, option, text, known) for option, text in settings.items()}
+    relaxing = {option: given.pop(option) for option in list(given) if option in Lantern.options()}
     drafting = preset.drafting.replace(**given)
     usual = lantern if lantern is not None else Lantern()
     relaxed = read_lantern(expanded({**relaxing, "method": title}, usual)) if is_relaxed else None
@@ -150,9 +151,12 @@ def _parts(name: str) -> tuple[str, dict[str, str]]:
     return title, {option.strip().replace("-", "_"): value.strip() for option, _, value in pairs}
 
 
-def _value(name: str, option: str, text: str, drafting: Drafting) -> Any:
-    """Return the value of a setting in the name of a method."""
-    known = {**drafting.policy.settings_type.options(), **Lantern.options()}
+def _value(name: str, option: str, text: str, known: Mapping[str, Option]) -> Any:
+    """Return the value of a setting in the name of a method.
+
+    Args:
+        known: Declarations of the settings that the method has, by name.
+    """
     if option not in known:
         names = ", ".join(known)
         raise AdtError(f"`methods`: {shown(name)} has the unknown setting {shown(option)}; choose from {names}.")
