@@ -210,7 +210,7 @@ RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta o
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "input": (args.InputArgs.options,),
-        "images": (partial(_of_recipe, "negative"), args.BatchArgs.options),
+        "images": (partial(_of_recipe, "negative", "image_index"), args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
             args.ImageToImageArgs.options,
         ),

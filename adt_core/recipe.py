@@ -113,7 +113,13 @@ class Recipe(Settings):
     suffix: str = text("", "Appended to every prompt.")
     kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MAX_CODE)
     sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MAX_CODE)
-    image_index: int = integer(0, "Index of the image among the images of its prompt.", 0, MAX_IMAGE_INDEX)
+    image_index: int = integer(
+        0,
+        "Index of the first image's noise: in a list, the number of the image minus 1.",
+        0,
+        MAX_IMAGE_INDEX,
+        metavar="N",
+    )
 
     @classmethod
     def options(cls) -> dict[str, Option]:

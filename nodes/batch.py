@@ -141,7 +141,8 @@ class ADTTreeBatchSampler(io.ComfyNode):
         batch_size = single.pop("batch_size", CHUNK)
         name = single.pop("folder", "")
         run = _prepared(**single)
-        batch = _batch(run, read_jobs(prompts, ids, seeds, run.pipeline, **asked), name)
+        given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
+        batch = _batch(run=run, given=given, folder=name)
         remark = _draw(batch, run, batch_size, cls.hidden)
         if remarks := join((remark, *run.notes, news(batch))):
             where = message("batch.folder", folder=_shown(batch.store.folder))
@@ -174,6 +175,7 @@ def _row(job: Job, record: Mapping[str, Any], relaxed: bool) -> dict:
     """Return the row of an image in the report. `relaxed` is True with LANTERN."""
     whole = {"caption": job.prompt} if job.text != job.prompt else {}
     own = {"seed": job.seed, "file": file_name(job.number), "note": job.note, "relaxed": relaxed}
+    own["drafter"] = record.get("drafter")
     figures = {name: record["figures"][name] for name in IMAGE_STATS}  # a file of others may have more
     return {"id": job.id, "prompt": job.text, **figures, **own, **whole}
 
@@ -275,7 +277,7 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
     total = len(batch.jobs) * length
     progress = Progress(total, node_id, None)
     with telling_what_is_kept(lambda: _kept(batch)):
-        missing = _missing(batch)
+        missing = _missing(batch=batch)
         waiting = {job.number for job in missing}
         done = [job for job in batch.jobs if job.number not in waiting]
         earlier = len(done)

@@ -19,6 +19,9 @@ from ..errors import AdtError
 from ..files import add_line, opened, parse_json, reason, write_with
 from .jobs import Job, JobList
 
+BEGINNING = b'{"image": '
+"""First bytes of every line."""
+
 
 class _Place(NamedTuple):
     """Place of a line."""
@@ -40,11 +43,12 @@ def check_lines(path: Path, name: str) -> None:
         name: Name of the option with this path.
 
     Raises:
-        AdtError: If the file exists, and its first line is not one of this module.
+        AdtError: If the file exists, and does not begin with a line of this module.
     """
     if path.is_file():
-        first = next((line for _, line in _lines(path)), b"")
-        if first.strip() and "image" not in _parsed(first):
+        with opened(path) as file:
+            first = file.read(len(BEGINNING))
+        if not BEGINNING.startswith(first):  # a kill may have cut the first line
             raise AdtError(f"`{name}`: '{path}' has other content than lines of images; choose another file.")
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..drafters import Drafter
+from ..drafters import DRAFTERS, WITH_WINDOW, Drafter
 from ..engine.decoding import Decoding
 from ..engine.request import Request
 from ..errors import AdtError, Check, shown
 from ..files import write
 from ..models.target import EncodedPrompt, Target, suffixed
-from ..recipe import Recipe
+from ..recipe import BUNDLED, Recipe
 from ..trace import Trace
 from ..version import VERSION
 from .images import open_image, to_png, to_rgb
@@ -303,9 +303,11 @@ class Runner:
         generates the noise. The other values are information for users. `conditions` is the result of
         `Decoding.conditions`.
         """
+        recipe = self.recipe.as_loaded(self.target.loaded).flat()
         return {
             "prompt": prompt,
-            **self.recipe.as_loaded(self.target.loaded).flat(),
+            **recipe,
+            **{name: _public_name(recipe[name]) for name in ("model", "drafter")},
             "model_name": self.target.name,
             "device": self.target.decoder.embedding.device.type,
             "image_index": image_index,
@@ -313,6 +315,17 @@ class Runner:
             **conditions,
             "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
         }
+
+
+def _public_name(path: str | None) -> str | None:
+    """Return the last part of a path, because the folders of this machine are nobody else's business.
+
+    The result differs from the names of models and drafters without files, such as "bundled".
+    """
+    if path is None or path in (BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS):
+        return path
+    name = PurePath(path).name
+    return f"./{name}" if name in (BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS) else name
 
 
 def split(images: int, batch_size: int, workers: int = 1, factor: int = PART_FACTOR) -> list[range]:

@@ -209,7 +209,7 @@ OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 MAY_OPEN = {
     "adt_core/files.py": "checks the type of opened files",
     "adt_core/app/download.py": "regular files with names of its own, with verified hashes",
-    "adt_core/app/images.py": "restricts the image formats",
+    "adt_core/run/images.py": "restricts the image formats",
     "adt_core/app/distributed.py": "the null device",
     "nodes/schema.py": "pages of the pack",
 }
