@@ -152,7 +152,7 @@ class AdtTree(Policy):
         """Store the shape of the round at the positions that the round emitted, and the move of the next shape."""
         for record in round.images:
             image = self._images[record.image]
-            cells = range(record.position + 1, record.position + record.accepted + 2)
+            cells = range(record.first, record.first + record.accepted + 1)
             image.shapes |= dict.fromkeys(cells, image.chosen)
             if record.depth:
                 image.move = 1 if record.alpha >= self.settings.beta else -1

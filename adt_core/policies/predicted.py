@@ -93,7 +93,7 @@ class Predicted(Policy):
         for record in round.images:
             if record.depth:
                 image = self._images[record.image]
-                cells = range(record.position + 1, record.position + record.accepted + 2)
+                cells = range(record.first, record.first + record.accepted + 1)
                 image.accepted |= dict.fromkeys(cells, record.accepted)
                 image.total += record.accepted
                 image.count += 1
