@@ -21,7 +21,7 @@ from ..app.csv_tables import to_csv
 from ..errors import AdtError
 from ..files import read_text, write_in
 from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
-from . import benchmark
+from . import benchmark, report
 from .presets import PAPER_TREE
 
 TEMPERATURES = (0.0, 1.0)
@@ -150,7 +150,7 @@ def markdown(rows: list[dict], model: str) -> str:
         sections.append(_section(title, own, HEADINGS, model))
     fixed = [row for row in rows if row["part"] == "fixed"]
     sections.append(_section("III. Fixed trees of ADT-Tree's mean depth", fixed, HEADINGS, model))
-    known = {*HEADINGS, "method", "part", "target_forwards", "drafter_forwards", "identical", "agreement"}
+    known = {*HEADINGS, *report.COLUMNS, "part"}
     scored = list(dict.fromkeys(column for row in rows for column in row if column not in known))
     if scored:
         own = [row for row in rows if row["part"] == "methods"]
