@@ -112,12 +112,13 @@ def generate(options: dict[str, Any]) -> str:
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with no drafting on the same prompts, side by side."""
-    from .lab import benchmark
+    from .lab import benchmark, paper
 
     comparison = _section(args.BenchmarkArgs, options)
     scores = _section(args.QualityArgs, options)
     parallel = _section(args.WorkerArgs, options)
-    return benchmark.run(comparison, scores, parallel, _given(options), _device(options))
+    run = paper.run if comparison.paper else benchmark.run
+    return run(comparison, scores, parallel, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
@@ -254,8 +255,6 @@ REQUIRED = "output"
 """Option that must be given in every command that has it."""
 POSITIONAL = ("path", "name")
 """Options that are given without a name, by their position."""
-_AUTOMATIC_CHOICES = "init", "rule"
-"""Options that have a fixed list of valid values, and a default that depends on the drafter."""
 _PATH_METAVARS = "PATH", "FILE"
 """Placeholders of options whose value may be a path.
 
@@ -272,7 +271,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
         has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """
     default = MODEL_DEFAULTS.get(name, setting.default)
-    is_automatic = has_drafter_defaults and default and (not setting.choices or name in _AUTOMATIC_CHOICES)
+    is_automatic = has_drafter_defaults and default and not setting.choices
     options: dict[str, Any] = {"help": substitute_inputs(setting.help.rstrip("."), option_flag).replace("%", "%%")}
     if default not in (None, "", ()) and default is not False:
         options["help"] += f" (default: {default}{', or automatic for drafter and device' if is_automatic else ''})"

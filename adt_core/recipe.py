@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
+from .policies.choices import RELAXABLE, RELAXED
 from .policies.costs import CostProfile
 from .policies.methods import DEFAULT, POLICIES, Drafting
 from .policies.methods import options as drafting_options
@@ -243,5 +244,9 @@ class Recipe(Settings):
 def method_options() -> dict[str, Option]:
     """Return the declaration of the setting `method`, and those of the settings of all methods in `POLICIES`."""
     methods = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
-    method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), metavar="METHOD")
+    relaxed = tuple(name + RELAXED for name in RELAXABLE)
+    methods += (
+        f"; {', '.join(relaxed)}: the same with LANTERN's published values for the model, which changes the image"
+    )
+    method = Option(DEFAULT, methods, str, choices=(*POLICIES, *relaxed), metavar="METHOD")
     return {"method": method, **drafting_options()}

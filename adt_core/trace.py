@@ -6,9 +6,11 @@ it. The target verifies one draft tree per image in a round. Each image gets its
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-FIGURES = ("acceptance", "depth", "width", "time")
+FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 """Quantities that :meth:`Trace.token_map` can return."""
 
 
@@ -28,6 +30,9 @@ class ImageRound:
         substituted: Number of accepted drafts that differ from the exact sample (LANTERN).
         width: Largest number of drafts on a level of the verified tree.
         levels: Number of drafts on each level of the verified tree, from the root's children on.
+        probabilities: For each token that the round emitted, the target's probability of the most probable token at
+            that position, after guidance, temperature and filters.
+        entropies: For each of these tokens, the entropy of the target's distribution, in nats.
         kept: Number of kept tokens after the root that the round has read. They are not counted as generated.
     """
 
@@ -42,6 +47,8 @@ class ImageRound:
     substituted: int = 0
     width: int = 0
     levels: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    entropies: tuple[float, ...] = ()
     kept: int = 0
 
     @property
@@ -82,6 +89,28 @@ class Round:
         if not self.prepared:
             del content["prepared"]
         return content
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation of two lists. Equal values share their average rank.
+
+    Returns:
+        A number between -1 and 1; None if a list has fewer than two different values.
+    """
+    ranks = [_ranks(values) for values in (first, second)]
+    deviations = [[rank - (len(values) - 1) / 2 for rank in values] for values in ranks]
+    squares = [sum(one * one for one in values) for values in deviations]
+    if not all(squares):
+        return None
+    products = sum(one * other for one, other in zip(*deviations))
+    return products / (squares[0] * squares[1]) ** 0.5
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value, from 0. Example: the ranks of 5, 3, 5 are 1.5, 0, 1.5."""
+    first = {value: at for at, value in reversed(list(enumerate(sorted(values))))}
+    counts = Counter(values)
+    return [first[value] + (counts[value] - 1) / 2 for value in values]
 
 
 @dataclass
@@ -133,7 +162,9 @@ class Trace:
         Some entries:
 
         - `tokens`: Number of generated tokens. Kept tokens are not counted, here and in `tau`.
-        - `tau`: Average number of generated tokens that an image gets from a target forward pass after the prefill.
+        - `tau`: Average number of generated tokens that an image gets from a target forward pass after the prefill: the
+          accepted drafts and the target's own token.
+        - `accepted_per_round`: Average number of accepted drafts, which is `tau` - 1.
         - `mean_depth`: Average depth of the verified trees.
         - `substitution_rate`: Share of tokens that differ from the exact sample, because LANTERN accepted a substitute.
         - `seconds`: Total time, including the prefill. The time to load the models is not included.
@@ -150,6 +181,7 @@ class Trace:
             "tokens": tokens,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
             "tau": emitted / count,
+            "accepted_per_round": sum(record.accepted for record in records) / count,
             "mean_depth": sum(record.depth for record in records) / count,
             "mean_drafts": drafts / count,
             "target_forwards": len(self.rounds),
@@ -227,20 +259,21 @@ class Trace:
     def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
         """Return for each cell of an image a quantity of the round that emitted the cell's token.
 
-        The first decoded token comes from the prefill, not from a round. Its `acceptance` is 1, its `depth` and `width`
-        are 0, and its `time` is the time of the image's prefill.
+        The first decoded token comes from the prefill, not from a round. Its `acceptance` is 1, its `depth`, `width`
+        and `certainty` are 0, and its `time` is the time of the image's prefill.
 
         Args:
             figure: `acceptance` is the number of tokens that the round emitted for this image. `depth` and `width` are
                 the depth and width of the verified tree. `time` is the round's time in milliseconds, divided by
-                `acceptance`.
+                `acceptance`. `certainty` is the target's probability of the most probable token, which differs between
+                the tokens of a round.
             image: Index of the image.
 
         Returns:
             One list per row of the grid, with one number per cell; 0 for cells whose tokens were given.
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
-        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
+        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill, "certainty": 0}
         given = self.given[image] if self.given else [False] * self.length
         tokens: list[float] = [0 if is_given else first[figure] for is_given in given]
         for round in self.rounds:
@@ -250,8 +283,23 @@ class Trace:
                     begin = record.first
                     time = 1000 * round.seconds / emitted
                     values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
-                    tokens[begin : begin + emitted] = [values[figure]] * emitted
+                    same = [values.get(figure, 0.0)] * emitted
+                    own = list(record.probabilities) if figure == "certainty" else []
+                    tokens[begin : begin + emitted] = own or same
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
+
+    def certainty_correlation(self) -> float | None:
+        """Return how strongly the target's certainty goes with accepted drafts.
+
+        Returns:
+            Spearman's rank correlation between the number of accepted drafts of a round and the average probability of
+            the most probable token at the positions that the round emitted. None if one of them is constant.
+        """
+        records = [record for round in self.rounds for record in round.images if record.depth and record.probabilities]
+        return rank_correlation(
+            [record.accepted for record in records],
+            [sum(record.probabilities) / len(record.probabilities) for record in records],
+        )
 
     def to_json(self) -> dict:
         """Return the report, the rounds and the acceptance maps as plain JSON types."""

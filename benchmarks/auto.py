@@ -46,7 +46,7 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
-from adt_core.lab.benchmark import PRESETS
+from adt_core.lab.presets import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.run import race
 from adt_core.run.resolve import choose_device

@@ -14,9 +14,11 @@ import numpy as np
 from PIL import Image
 
 from adt_core import Lantern, Pipeline, Recipe, Sampling
-from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, BenchmarkWorker, Preset, measure
+from adt_core.lab.benchmark import Benchmark, BenchmarkWorker, measure
+from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.quality import ImageMetric, Scores
 from adt_core.models.load import BUNDLED_SAMPLING
+from adt_core.policies import RELAXED
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 

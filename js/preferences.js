@@ -2,7 +2,7 @@
 
 import { getSetting, registerExtension } from "./comfy.js";
 
-const WAYS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
+const WAYS = ["Auto", "ADT-Tree", "ADT-Tree + LANTERN", "Auto + LANTERN", "EAGLE-2", "No drafting"]; // as in choices.py
 const PAGE = "ADT-Tree";
 const VERSION = "0.2.0"; // as in pyproject.toml
 const PAPER = "https://arxiv.org/abs/2512.21857";

@@ -8,7 +8,7 @@ export const PROMPT = Symbol("prompt");
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 const ENGLISH = {
-  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" },
+  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting", predicted: "Predicted" },
   staticTree: (name) => `Static: ${name}`,
   setByPreset: " (set by preset)", // after the name of an input
   map: "Acceptance map",
@@ -137,7 +137,7 @@ const ENGLISH = {
 };
 
 const CHINESE = {
-  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "不起草" },
+  methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "不起草", predicted: "预测" },
   staticTree: (name) => `固定树：${name}`,
   setByPreset: "（由预设决定）",
   map: "接受图",

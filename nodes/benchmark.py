@@ -10,7 +10,7 @@ from ..adt_core import Lantern, Pipeline, Recipe, Sampling
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.prompts import non_blank, sample
 from ..adt_core.lab import benchmark as bench
-from ..adt_core.lab import report
+from ..adt_core.lab import presets, report
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
@@ -40,7 +40,7 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "custom uses the guidance and temperature that you set here.",
         "drafter": "For methods that need a drafter network; jacobi methods don't. If not connected, the first "
         "installed drafter that fits the model.",
-        "lantern": "For methods that end in +lantern. If not connected, LANTERN with its default values.",
+        "lantern": "For methods that end in +lantern. If not connected, LANTERN with the model's published values.",
     },
     outputs={
         "table": "The results as a Markdown table, for Preview as Text.",
@@ -51,7 +51,7 @@ _BENCHMARK_TOOLTIPS = Tooltips(
 class ADTTreeBenchmark(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        methods = ", ".join(list(bench.PRESETS)[1:])
+        methods = ", ".join(list(presets.PRESETS)[1:])
         own = Sampling.options()
         return schema(
             "ADTTreeBenchmark",
@@ -69,9 +69,9 @@ class ADTTreeBenchmark(io.ComfyNode):
                 io.Int.Input("count", default=4, min=1, max=100000),
                 io.String.Input(
                     "methods",
-                    default=bench.COMPARED,
+                    default=presets.COMPARED,
                     tooltip=f"Methods to compare with no drafting, separated by commas: {methods}. Add +lantern to "
-                    "a name to relax its acceptance.",
+                    "a name to relax its acceptance, and settings after a colon: adt-tree:beta=0.5,init=vertical.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
@@ -103,8 +103,9 @@ class ADTTreeBenchmark(io.ComfyNode):
         preset: str | None = None,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(model, drafter=drafter, lantern=lantern or Lantern(), preset=preset, **sampling)
-        plan = _plan(prompts, methods, count, run.pipeline.recipe)
+        lantern = lantern or model.target.published.lantern
+        run = prepare(model, drafter=drafter, lantern=lantern, preset=preset, **sampling)
+        plan = _plan(prompts, methods, count, run.pipeline.recipe, model.patcher.load_device.type)
         pipelines = plan.pipelines(run.pipeline)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         device = model.patcher.load_device
@@ -124,15 +125,16 @@ def _check(prompts: str = "", **inputs) -> None:
 
 def _plan(
     prompts: str = "",
-    methods: str = bench.COMPARED,
+    methods: str = presets.COMPARED,
     count: int | None = None,
     recipe: Recipe | None = None,
+    device: str = "cpu",
 ) -> bench.Benchmark:
     """Return the benchmark that the inputs describe."""
     chosen = [prompt.text for prompt in non_blank(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    return bench.Benchmark(chosen, names, recipe or Recipe())
+    available = presets.presets(device, recipe is None or recipe.sampling.guided)
+    return bench.Benchmark(chosen, presets.listed(methods), recipe or Recipe(), available=available)
 
 
 def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str) -> str:

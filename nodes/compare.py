@@ -38,8 +38,8 @@ _COMPARE_TOOLTIPS = Tooltips(
         "settings_a": "Options for drafting A. If not connected, drafting decides.",
         "settings_b": "Options for drafting B. If not connected, B uses no drafting: one token per model pass.",
         "lantern": "Relaxed acceptance for A only. A's image then differs from B's.",
-        "drafting": "How A is drafted, as in the ADT-Tree Sampler. Auto is the fastest exact method on this device; "
-        "Relaxed (LANTERN) changes the image slightly.",
+        "drafting": "How A is drafted, as in the ADT-Tree Sampler. Auto is the fastest method on this device. The "
+        "choices with + LANTERN change the image.",
     },
     outputs={
         "image_a": "The image that A generates.",

@@ -9,21 +9,19 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, Lantern, load_drafter
 from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, with_window
-from ..adt_core.policies import PLAIN
+from ..adt_core.policies import CHOICES, DEFAULT, RELAXED
 from ..adt_core.settings import flat_lantern
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
-AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
-_METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""Value of `drafting` -> method. With `AUTO` and `RELAXED`, the settings or the default determine the method."""
+AUTO = next(iter(CHOICES))
+"""Default of the input `drafting`."""
 
 
 def drafting_input() -> io.Input:
     """Return the input `drafting`."""
-    ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
-    return io.Combo.Input("drafting", options=ways, default=AUTO, optional=True)
+    return io.Combo.Input("drafting", options=list(CHOICES), default=AUTO, optional=True)
 
 
 def drafting_options(
@@ -32,22 +30,16 @@ def drafting_options(
     """Return the options of a recipe, by name, that the inputs for drafting determine.
 
     Args:
-        settings: Options by name, from the Settings node.
-        lantern: Relaxed acceptance from a connected LANTERN node.
-        drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
-
-    Raises:
-        AdtError: If the inputs contradict each other.
+        settings: Options by name, from the Settings node. Its method overrides that of `drafting`, unless it is the
+            default.
+        lantern: Relaxed acceptance from a connected LANTERN node. It overrides that of `drafting`.
+        drafting: Value of the input `drafting`, a key of `CHOICES`.
     """
-    if drafting == EXACT and lantern is not None:
-        raise AdtError(
-            f"drafting: '{EXACT}' is exact, but a LANTERN node is connected; choose '{RELAXED}', or disconnect lantern."
-        )
     given = dict(settings or {})
-    if drafting in _METHODS:
-        given["method"] = _METHODS[drafting]
-    relaxed = lantern or (Lantern() if drafting == RELAXED else None)
-    return {**given, **(flat_lantern(relaxed) if relaxed is not None else {})}
+    method = CHOICES[drafting]
+    if given.get("method", DEFAULT) != DEFAULT:
+        method = given["method"] + (RELAXED if method.endswith(RELAXED) else "")
+    return {**given, "method": method, **(flat_lantern(lantern) if lantern is not None else {})}
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:

@@ -18,8 +18,8 @@ _PIXELS = 16  # pixels per side of a token, if no images are connected
 _MAP_TOOLTIPS = Tooltips(
     inputs={
         "trace": "The trace of an ADT-Tree Sampler.",
-        "show": "The value to draw: tokens per pass (acceptance), size of the tree (depth, width), or milliseconds "
-        "per token (time).",
+        "show": "The value to draw: tokens per pass (acceptance), size of the tree (depth, width), milliseconds per "
+        "token (time), or the model's probability of the most probable token (certainty).",
         "opacity": "Opacity of the map over the images. 1 hides the images.",
         "images": "The images of the run, in any size, to draw the map over. If not connected, only the map is drawn.",
     },
@@ -72,6 +72,8 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
 
     For the value "time", the slowest 2 % of the tokens are ignored, because the first token of a run is always slow.
     """
+    if show == "certainty":  # a probability
+        return 0.0, 1.0
     low = 1.0 if show == "acceptance" else 0.0
     top = float(values.flatten().quantile(0.98) if show == "time" else values.max())
     return low, max(top, low + (0.01 if show == "time" else 1.0))
@@ -105,18 +107,27 @@ class ADTTreeRunStats(io.ComfyNode):
     @checked
     def execute(cls, trace: Trace) -> io.NodeOutput:
         report = trace.report()
-        return io.NodeOutput(_lines(report), json.dumps(report))
+        correlation = trace.certainty_correlation()
+        return io.NodeOutput(_lines(report, correlation), json.dumps({**report, "certainty_correlation": correlation}))
 
 
-def _lines(report: dict) -> str:
-    """Return the statistics of a run as text. `report` is the result of `Trace.report`."""
+def _lines(report: dict, correlation: float | None) -> str:
+    """Return the statistics of a run as text.
+
+    Args:
+        report: Result of `Trace.report`.
+        correlation: Result of `Trace.certainty_correlation`.
+    """
     lines = [
         f"{report['method']}{relaxed(report)}, seed {report['seed']}, {report['dtype']} on {report['device']}",
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",
-        f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each",
+        f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each (tau): "
+        f"{report['accepted_per_round']:.2f} accepted drafts, and the model's own token",
     ]
     if report["verified_drafts"]:
         lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_drafts']:.2f} drafts on average")
+    if correlation is not None:
+        lines.append(f"rank correlation of the model's certainty with accepted drafts: {correlation:.2f}")
     if report["drafting_seconds"]:  # not measured on a GPU, where drafting and verification are launched together
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
     return "\n".join(lines)

@@ -24,7 +24,8 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "method": "Auto: the number of drafts that is fastest on this device; recommended. ADT-Tree: the adaptive "
         "tree of the ADT-Tree paper, deeper where the image is easy to predict and wider where it is hard. EAGLE-2: "
         "the tree of the EAGLE-2 paper, with the same shape everywhere. No drafting, one token per pass of the model, "
-        "as a baseline. Static: a published tree with the same nodes everywhere, as a baseline.",
+        "as a baseline. Static: a published tree with the same nodes everywhere, as a baseline. Predicted: a tree as "
+        "deep as the number of drafts that will probably be accepted. With Auto, the sampler's drafting decides.",
         "proposal": "coupled: draft with the noise that the model samples with, so far more drafts are accepted. "
         "top-k: draft the most probable tokens, as in the EAGLE-2 and ADT-Tree papers.",
         "depth": "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window. 0: what suits "
@@ -32,22 +33,24 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "width": "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token. 0: what "
         "suits drafter and device.",
         "drafts": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
-        "init": "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above "
-        "(vertical), both, or none (random).",
-        "wrap": "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row "
-        "(carry), from the token above (vertical), or the given depth and width (reset).",
-        "beta": "ADT-Tree: if at least this share of a tree's levels is accepted, the next tree is deeper and "
-        "narrower. 0: what suits drafter and device.",
+        "beta": "Adaptive trees: share of a tree's levels that should be accepted; a larger share makes trees "
+        "shallower. 0: what suits drafter and device.",
+        "depth_min": "Adaptive trees: minimum levels of a tree. 0: what suits drafter and device.",
+        "depth_max": "Adaptive trees: maximum levels of a tree. 0: what suits drafter and device.",
+        "width_min": "Adaptive trees: minimum branches per level. 0: what suits drafter and device.",
+        "width_max": "Adaptive trees: maximum branches per level. 0: what suits drafter and device.",
+        "init": "ADT-Tree: shape that a tree starts from, before it moves by the acceptance of the previous tree: that "
+        "of the tree of the token to the left (horizontal) or above (vertical), or a random shape for the first tree "
+        "(random).",
+        "wrap": "ADT-Tree with horizontal or random init: shape that the first tree of a row starts from: that of the "
+        "previous tree (carry), that of the token above (vertical), or the shape of the first tree of an image "
+        "(reset).",
         "depth_step": "ADT-Tree: levels added or removed at a time. 0: what suits drafter and device.",
         "width_step": "ADT-Tree: branches added or removed at a time. 0: what suits drafter and device.",
-        "depth_min": "ADT-Tree: minimum levels of a tree. 0: what suits drafter and device.",
-        "depth_max": "ADT-Tree: maximum levels of a tree. 0: what suits drafter and device.",
-        "width_min": "ADT-Tree: minimum branches per level. 0: what suits drafter and device.",
-        "width_max": "ADT-Tree: maximum branches per level. 0: what suits drafter and device.",
         "expand_above": "Stop drafting below a node that is less probable than this; 0 is off.",
         "keep_above": "Do not verify drafts that are less probable than this; 0 is off.",
-        "rule": "ADT-Tree: how a tree's shape follows from earlier rounds. paper: one step deeper and narrower, or "
-        "shallower and wider. predicted: as deep as the expected number of accepted drafts, divided by beta.",
+        "predict_from": "Predicted: rounds that predict the next one, besides the mean of the image: the last round "
+        "(left), the rounds of the tokens above, or both.",
     },
     outputs={
         "settings": "The settings, for the ADT-Tree Sampler.",

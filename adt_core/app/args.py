@@ -180,8 +180,12 @@ class BenchmarkArgs(Settings):
     sample_seed: int = integer(0, "Seed that selects the prompts for `count`.", 0, MAX_SEED, metavar="N")
     caption: str = choice(CAPTIONS[0], "Which caption of an MS-COCO image to use.", CAPTIONS)
     methods: str | None = text(
-        None, "Methods; add +lantern to a name for relaxed acceptance (default: a selection).", "A,B,..."
+        None,
+        "Methods; add +lantern to a name for relaxed acceptance, and settings after a colon, as in "
+        "adt-tree:beta=0.5,init=vertical; @FILE reads them from a file (default: a selection).",
+        "A,B,...",
     )
+    paper: bool = setting(False, "Measure and write the tables of the ADT-Tree paper.", kind=bool)
     output: Path = path("Folder for the results; an interrupted benchmark is resumed.", "DIR")
 
 

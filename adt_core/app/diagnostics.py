@@ -92,7 +92,7 @@ class DiagnosticSetup:
         """Return a pipeline for each method to measure, by the name of the method. Plain decoding is first."""
 
         def with_drafter(drafter: Drafter, method: str, **options: Any) -> Pipeline:
-            defaults = default_options(drafter, self.device.type, self.pipeline.recipe.sampling.guided)
+            defaults = default_options(drafter, self.device.type, self.pipeline.recipe.sampling.guided, method=method)
             return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}

@@ -138,6 +138,7 @@ class Verified:
         finite: [B, 1] bool, whether all logits that decided the accepted path are finite.
         roots: Roots of the trees.
         substitutes: [B, N + 1] bool, True for nodes that LANTERN accepted as substitutes; None without LANTERN.
+        certainty: [B, D + 1, 2], certainty of the token after each node of the path (`sampling.certainty`).
     """
 
     tree: DraftTree
@@ -147,6 +148,7 @@ class Verified:
     finite: Tensor
     roots: Roots
     substitutes: Tensor | None = None
+    certainty: Tensor | None = None
 
     @cached_property
     def following(self) -> Tensor:
@@ -265,17 +267,18 @@ class Drafter:
     """A loaded drafter. This base class has no weights.
 
     Attributes:
-        defaults: Default options of drafting with this drafter. They can include the default method; without it, the
-            method is `auto`.
+        defaults: Default options of drafting with this drafter.
         gpu_defaults: Defaults that replace `defaults` on a GPU, where more drafts cost almost nothing.
         unguided_gpu_defaults: Defaults that also replace `gpu_defaults` if there is no guidance. An image then has one
             batch row instead of two.
+        gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace those of all methods.
         modes: Draft modes, for a policy that chooses between modes.
     """
 
     defaults: Mapping[str, Any] = {}
     gpu_defaults: Mapping[str, Any] = {}
     unguided_gpu_defaults: Mapping[str, Any] = {}
+    gpu_method_defaults: Mapping[str, Mapping[str, Any]] = {}
     modes: tuple[DraftMode, ...] = (DraftMode("other"),)
 
     @property

@@ -62,10 +62,12 @@ class EagleDrafter(nn.Module, Drafter):
     # Chosen by counting rounds and network calls (docs/results.md). A tree with its root fills one tile of a
     # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
     # (docs/gpu.md).
-    gpu_defaults = {
-        "depth": 8, "width": 8, "drafts": 31, "rule": "predicted", "init": "both", "beta": 0.7,
-        "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8,
-    }  # fmt: skip
+    gpu_defaults = {"depth": 8, "width": 8, "drafts": 31}
+    gpu_method_defaults = {
+        # On the diagonal between the bounds there are 8 shapes, so a GPU captures few graphs.
+        "adt-tree": {"beta": 0.7, "width": 7, "depth_min": 5, "depth_max": 12, "width_min": 3, "width_max": 10},
+        "predicted": {"beta": 0.7, "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8},
+    }
     unguided_gpu_defaults = {"drafts": 63}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):

@@ -11,6 +11,7 @@ import torch
 from ..errors import AdtError, Check, shown
 from ..models.target import Target
 from ..models.torch_state import own_torch_state
+from ..policies import DEFAULT
 from .base import Drafter
 from .eagle import EagleDrafter
 from .eagle_files import fits_target, load_eagle
@@ -87,31 +88,36 @@ def fits(path: str | Path, target: Target) -> bool:
     return _kind_of(str(path)).fits(path, target)
 
 
-def drafter_defaults(name: str, device: str, guided: bool = True) -> Mapping[str, Any]:
+def drafter_defaults(name: str, device: str, guided: bool = True, *, method: str | None) -> Mapping[str, Any]:
     """Return the default options of drafting with a drafter, without loading it.
 
     Args:
         name: Name of the drafter, as for :func:`load_drafter`.
         device: Type of device, "cpu" or "cuda".
         guided: Whether guidance is on.
+        method: Name of the method; None for the default method.
     """
     if name in DRAFTERS:
-        return default_options(DRAFTERS[name](), device, guided)
+        return default_options(DRAFTERS[name](), device, guided, method=method)
     network = MergedDrafter if name.endswith(WITH_WINDOW) else _kind_of(name).drafter
-    return default_options(network, device, guided)
+    return default_options(network, device, guided, method=method)
 
 
-def default_options(drafter: Drafter | type[Drafter], device: str, guided: bool = True) -> Mapping[str, Any]:
+def default_options(
+    drafter: Drafter | type[Drafter], device: str, guided: bool = True, *, method: str | None
+) -> Mapping[str, Any]:
     """Return the default options of drafting with a drafter.
 
     Args:
         device: Type of device, "cpu" or "cuda".
         guided: Whether guidance is on.
+        method: Name of the method; None for the default method.
     """
     if device == "cpu":
         return drafter.defaults
     unguided = {} if guided else drafter.unguided_gpu_defaults
-    return {**drafter.defaults, **drafter.gpu_defaults, **unguided}
+    own = drafter.gpu_method_defaults.get(method or DEFAULT, {})
+    return {**drafter.defaults, **drafter.gpu_defaults, **unguided, **own}
 
 
 def is_network(name: str) -> bool:

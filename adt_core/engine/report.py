@@ -34,6 +34,7 @@ class RoundReport(NamedTuple):
         ranks: Rank of each node on the accepted path among its siblings, the root first. The most probable has rank 0.
         substituted: For each node on the accepted path, 1 if LANTERN accepted the node instead of the target's token,
             else 0. The field is empty without LANTERN.
+        certainty: For each node on the accepted path, two numbers: `sampling.certainty` of the token after it.
         finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """
 
@@ -44,6 +45,7 @@ class RoundReport(NamedTuple):
     codes: list[int]
     ranks: list[int]
     substituted: list[int]
+    certainty: list[int]
     finite: list[int]
 
     @classmethod
@@ -62,6 +64,7 @@ def pack_verified(verified: Verified) -> Packed:
     acceptance = verified.acceptance
     path = acceptance.path
     none = path[:, :0]
+    assert verified.certainty is not None
     return _pack(
         accepted=acceptance.accepted,
         depth=tree.realised_depth(),
@@ -70,16 +73,18 @@ def pack_verified(verified: Verified) -> Packed:
         codes=tree.tokens.gather(1, path),
         ranks=tree.ranks.gather(1, path),
         substituted=none if verified.substitutes is None else verified.substitutes.long().gather(1, path),
+        certainty=verified.certainty.flatten(1),
         finite=verified.finite.long(),
     )
 
 
-def pack_plain_round(codes: Tensor, finite: Tensor) -> Packed:
+def pack_plain_round(codes: Tensor, finite: Tensor, certainty: Tensor) -> Packed:
     """Return the packed reports of a plain round.
 
     Args:
         codes: [B], code of each new root.
         finite: [B] bool, whether the logits that decided the new root are finite.
+        certainty: [B, 1, 2], `sampling.certainty` of the new root.
     """
     zero = torch.zeros_like(codes)[:, None]
     none = zero[:, :0]
@@ -92,6 +97,7 @@ def pack_plain_round(codes: Tensor, finite: Tensor) -> Packed:
         codes=none,
         ranks=none,
         substituted=none,
+        certainty=certainty.flatten(1),
         finite=finite[:, None].long(),
     )
 

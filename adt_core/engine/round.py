@@ -51,6 +51,7 @@ from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
+from ..rules.sampling import ENTROPY_STEPS, PROBABILITY_STEPS, certainty
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
@@ -214,7 +215,7 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
     if slots.proposer is not None:
         slots.proposer.on_plain_round(PlainRead(roots, tokens, runs, features, next_roots, z))
     roots.advance(next_roots, (runs + 1) * slots.advances)
-    packed, widths = pack_plain_round(next_roots, finite[:, 0])
+    packed, widths = pack_plain_round(next_roots, finite[:, 0], certainty(z))
     return packed, _LaunchInfo(widths)
 
 
@@ -261,7 +262,10 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
     acceptance = longest_path(tree, agrees, emitted)
     acceptance = acceptance.cut(proposer.context.size(lambda: acceptance.accepted, tree.height))
     path_is_finite = finite.gather(1, acceptance.path).all(1, keepdim=True)
-    return Verified(tree, features, scores, acceptance, path_is_finite, slots.roots, substitutes)
+    on_path = z.gather(1, acceptance.path[..., None].expand(-1, -1, z.shape[-1]))
+    return Verified(
+        tree, features, scores, acceptance, path_is_finite, slots.roots, substitutes, certainty=certainty(on_path)
+    )
 
 
 def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
@@ -377,6 +381,8 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
         width=max(levels, default=0),
         levels=levels,
         kept=run,
+        probabilities=tuple(p / PROBABILITY_STEPS for p in report.certainty[: 2 * accepted + 2 : 2]),
+        entropies=tuple(h / ENTROPY_STEPS for h in report.certainty[1 : 2 * accepted + 2 : 2]),
     )
     slots.positions[slot] += run + accepted + 1
     return record, [*report.codes[1 : accepted + 1], *report.root]

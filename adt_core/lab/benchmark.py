@@ -12,13 +12,14 @@ plain decoding.
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -26,79 +27,25 @@ from tqdm import tqdm
 from ..app import workers
 from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs, given_paths
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
+from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, with_window, without_window
 from ..errors import AdtError, Check, pip_install
 from ..files import read_text, write_in
 from ..models.target import Target
-from ..policies import PLAIN, POLICIES, Drafting
+from ..policies import DEFAULT, PLAIN, RELAXED
 from ..recipe import Recipe
 from ..run import race
 from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
 from ..run.pipeline import Pipeline
 from ..run.resolve import Hardware, choose_device, resolve_recipe
-from ..settings import BUNDLED, Lantern
+from ..settings import BUNDLED
 from ..version import VERSION
 from . import quality, report
+from .presets import COMPARED, COMPARED_WITHOUT_NETWORK, NETWORK, Preset, find_preset, presets, read_methods
 from .records import RUNS, append, open_records
-from .report import RELAXED
 
-NETWORK = "network"
 WARM_UP = 8
 """Number of rounds (target forward passes) of each method before the measurements."""
-
-
-class Preset(NamedTuple):
-    """Method of the benchmark.
-
-    Attributes:
-        drafting: Drafting settings.
-        source: Drafter: "network" for the drafter network that the user has chosen, "jacobi" for the Jacobi window
-            (drafts from the target's own earlier forward passes), "network+jacobi" for both in one tree, or "" for no
-            drafter.
-        lantern: Settings of relaxed acceptance; None for exact acceptance.
-    """
-
-    drafting: Drafting
-    source: str = NETWORK
-    lantern: Lantern | None = None
-
-
-_WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI, "cpu")})
-_CHAIN = _WINDOW.replace(depth=16, width=1, drafts=16)
-_LONG = _WINDOW.replace(depth=42, width=5, drafts=64)
-_PRUNED = Drafting("eagle2", depth=8, width=3, drafts=8, expand_above=0.6, keep_above=0.05)
-
-
-def _policy_presets() -> dict[str, Preset]:
-    """Return a preset for every policy with its default settings, plain decoding first."""
-    methods = sorted(POLICIES, key=lambda name: name != PLAIN)
-    return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
-
-
-PRESETS = {
-    **_policy_presets(),
-    "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
-    "eagle2-pruned": Preset(_PRUNED),
-    "adt-tree-vertical": Preset(Drafting("adt-tree", init="vertical")),
-    "adt-tree-random": Preset(Drafting("adt-tree", init="random")),
-    "adt-tree-top-k": Preset(Drafting("adt-tree", proposal="top-k")),
-    "jacobi-chain": Preset(_CHAIN, JACOBI),
-    "jacobi": Preset(_WINDOW, JACOBI),
-    "jacobi-64": Preset(_LONG, JACOBI),
-    "merged-chain": Preset(_CHAIN, NETWORK + WITH_WINDOW),
-    "merged": Preset(_WINDOW, NETWORK + WITH_WINDOW),
-    "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
-    "auto-jacobi": Preset(Drafting("auto"), JACOBI),
-}
-"""Available methods.
-
-The first method is plain decoding. All other names can have the suffix `+lantern`, for relaxed acceptance.
-"""
-COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
-"""Methods to compare by default if there is a drafter network."""
-COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
-"""Methods to compare by default if there is no drafter network."""
 
 
 def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
@@ -134,25 +81,15 @@ class Benchmark:
     methods: list[str]
     recipe: Recipe
     metrics: dict[str, quality.ImageMetric] = field(default_factory=dict)
-    available: dict[str, Preset] = field(default_factory=lambda: _policy_presets() | PRESETS)
+    available: dict[str, Preset] = field(default_factory=presets)
 
     def __post_init__(self) -> None:
-        for name in self.methods:
-            if name.removesuffix(RELAXED) not in self.available or name == PLAIN + RELAXED:
-                raise AdtError(
-                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.available)} "
-                    f"(all except the first also with {RELAXED} at the end)."
-                )
+        assert self.presets  # checks the names of the methods
 
     @property
     def presets(self) -> dict[str, Preset]:
         """Presets of the compared methods by name, plain decoding first."""
-        presets = {name: self.available[name.removesuffix(RELAXED)] for name in (PLAIN, *self.methods)}
-        lantern = self.recipe.lantern
-        return {
-            name: preset._replace(lantern=lantern) if name.endswith(RELAXED) else preset
-            for name, preset in presets.items()
-        }
+        return {name: find_preset(name, self.available, self.recipe.lantern) for name in (PLAIN, *self.methods)}
 
     def files(self, folder: Path) -> list[Path]:
         """Return the paths of the output files, and of the images that already exist."""
@@ -225,7 +162,7 @@ def _commit() -> str | None:
 
 def _image_folder(method: str) -> str:
     """Return the folder of a method's images, relative to the benchmark's folder."""
-    return f"images/{method.replace(':', '-')}"
+    return f"images/{re.sub('[^-+.=,A-Za-z0-9_]', '-', method)}"
 
 
 Measured = dict[str, tuple[dict, bytes | None]]
@@ -382,12 +319,14 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
         AdtError: If an argument is invalid.
     """
     workers.check_args(parallel, args.prompts)
+    given = {**given, "method": given.get("method") or DEFAULT + RELAXED}  # the values of LANTERN that suit the model
     recipe = resolve_recipe(given, Hardware.of(device))
-    recipe = replace(recipe, lantern=recipe.lantern or Lantern.of(given))
     methods = args.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if args.prompts == BUNDLED else args.prompts, args.caption)
     prompts = sample(prompts, args.count, args.sample_seed) if args.count else prompts
-    return Benchmark(prompts, methods.split(","), recipe)
+    kind = choose_device("auto").type if device == "auto" else device
+    available = presets(kind, recipe.sampling.guided)
+    return Benchmark(prompts, read_methods(methods), recipe, available=available)
 
 
 def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:

@@ -19,11 +19,9 @@ import numpy as np
 from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
 from ..messages import Message, join, message
-from ..policies import PLAIN
+from ..policies import PLAIN, RELAXED
 from ..run import race
 
-RELAXED = "+lantern"
-"""Suffix of the name of a method with relaxed acceptance, which changes images."""
 COLUMNS = {
     "method": "method",
     "speedup": "speed-up",
@@ -31,6 +29,7 @@ COLUMNS = {
     "high": "95 % CI high",
     "totals": "ratio of totals",
     "tau": "tau",
+    "accepted_per_round": "accepted drafts per pass",
     "mean_depth": "mean depth",
     "target_forwards": "target forwards",
     "drafter_forwards": "drafter forwards",
@@ -44,7 +43,16 @@ COLUMNS = {
 
 The table also has one column per quality score, such as "FID". The name of the column is its heading too.
 """
-MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
+MEANS = (
+    "tau",
+    "accepted_per_round",
+    "mean_depth",
+    "target_forwards",
+    "drafter_forwards",
+    "seconds",
+    "agreement",
+    "substitution_rate",
+)
 """Columns that show the mean over all prompts of the run statistic with the same name."""
 _FORMATS = {
     **dict.fromkeys(COLUMNS, "{:.2f}"),
@@ -121,8 +129,8 @@ def verdict(rows: list[dict], images: int) -> Message:
     """
     drafted = [row for row in rows if row["method"] != PLAIN]
     changed = [row["method"] for row in drafted if row["identical"] < images]
-    differing = ", ".join(name for name in changed if not name.endswith(RELAXED))
-    relaxed = ", ".join(name for name in changed if name.endswith(RELAXED))
+    differing = ", ".join(name for name in changed if RELAXED not in name)
+    relaxed = ", ".join(name for name in changed if RELAXED in name)
     same = message("check.differs", methods=differing) if differing else message("check.same")
     if relaxed:
         same = join((same, message("benchmark.relaxed", methods=relaxed)))

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import AdtError, Check, shown
 from ..files import LARGEST_LIST, parse_json, read_text
-from ..settings import BUNDLED
+from ..settings import BUNDLED, Lantern
 from .downloads import Published
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
@@ -33,11 +33,12 @@ FAMILIES: list[Family] = [
 """All families, in the order of the docs. If several families recognise a checkpoint, the last of them is used."""
 
 
-BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
+BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6, lantern=Lantern(neighbours=100, delta=0.7))
 """Sampling settings of the bundled model.
 
 At temperature 1, the model draws broken shapes and mixes their colours. With guidance above 2, it repeats objects. With
-guidance below 2, it ignores words of the prompt. See model_making/README.md."""
+guidance below 2, it ignores words of the prompt. See model_making/README.md. With a delta of 0.1, LANTERN accepts too
+few drafts to pay for its search. See docs/drafting.md."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError, Check
-from ..settings import Sampling
+from ..settings import Lantern, Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
 from .torch_state import own_torch_state
@@ -80,6 +80,8 @@ class PublishedSampling(NamedTuple):
         suffix: Text to append to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append
             it with :func:`suffixed`.
         source: Address of the page or repository that publishes the settings.
+        lantern: Settings of LANTERN that its authors, or those of ADT-Tree, publish for the family; their default for
+            families that they have not used.
     """
 
     guidance: float = Sampling.guidance
@@ -88,6 +90,7 @@ class PublishedSampling(NamedTuple):
     top_p: float = Sampling.top_p
     suffix: str = ""
     source: str = ""
+    lantern: Lantern = Lantern(neighbours=1000, delta=0.1)
 
 
 def suffixed(text: str, suffix: str) -> str:

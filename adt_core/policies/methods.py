@@ -12,17 +12,23 @@ from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
 from .base import DraftSettings, Policy
 from .fixed import STATIC_TREES, Fixed, Plain, static
+from .predicted import Predicted
 
 PLAIN = "no-drafting"
 """Method without drafts. Other methods are compared with it."""
 DEFAULT = "auto"
 """Default method."""
+ADT_TREE = "adt-tree"
+"""Method of the ADT-Tree paper."""
+EAGLE2 = "eagle2"
+"""Method of the EAGLE-2 paper."""
 POLICIES: dict[str, type[Policy]] = {
     DEFAULT: Auto,
-    "adt-tree": AdtTree,
-    "eagle2": Fixed,
+    ADT_TREE: AdtTree,
+    EAGLE2: Fixed,
     PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
+    "predicted": Predicted,
 }
 """Policies by the names of their methods. To add a policy, add a line at the end."""
 
@@ -110,7 +116,7 @@ def options() -> dict[str, Option]:
     settings, and the settings of a new policy, must come last.
     """
     table = AdtTreeSettings.options()
-    table |= {name: table.pop(name) for name in ("expand_above", "keep_above", "rule")}
+    table |= {name: table.pop(name) for name in ("expand_above", "keep_above")}
     for policy in POLICIES.values():
         table |= {name: option for name, option in policy.settings_type.options().items() if name not in table}
     return table

@@ -101,6 +101,27 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
     return z
 
 
+PROBABILITY_STEPS = 10_000
+"""Number of steps in which a report counts a probability."""
+ENTROPY_STEPS = 1_000
+"""Number of steps in which a report counts a nat of entropy."""
+
+
+def certainty(z: Tensor) -> Tensor:
+    """Return how certain the target is of the next token: the probability of the most probable token, and the entropy.
+
+    Args:
+        z: [..., V], processed logits.
+
+    Returns:
+        [..., 2] int64: the probability times `PROBABILITY_STEPS`, and the entropy in nats times `ENTROPY_STEPS`.
+        Without a finite logit, both are 0.
+    """
+    p = z.softmax(-1)
+    figures = torch.stack([p.amax(-1) * PROBABILITY_STEPS, torch.special.entr(p).sum(-1) * ENTROPY_STEPS], -1)
+    return figures.nan_to_num(0.0).round().long()
+
+
 def is_finite(x: Tensor) -> Tensor:
     """Return `x.isfinite()` with fewer operations: x - x is NaN if x is infinite or NaN, and NaN differs from NaN."""
     zero_or_nan = x - x

@@ -19,6 +19,7 @@ from ..errors import AdtError, shown
 from ..models.load import open_checkpoint, published_sampling
 from ..models.target import PublishedSampling
 from ..policies import DEFAULT, POLICIES, check_fit
+from ..policies.choices import expanded
 from ..recipe import AUTO, BUNDLED, Recipe
 from .checkpoints import default_drafter
 
@@ -76,12 +77,14 @@ def resolve_recipe(
         AdtError: If a value is out of bounds, or if two values contradict each other.
     """
     model = given.get("model") or BUNDLED
-    policy = POLICIES.get(given.get("method") or DEFAULT)  # `Recipe.of` refuses an unknown method
-    drafter = given.get("drafter") or (find_drafter(model) if policy is None or policy.needs_drafter else None)
     published = published or _published(model)
+    given = expanded(given, published.lantern)
+    method = given.get("method") or DEFAULT
+    policy = POLICIES.get(method)  # `Recipe.of` refuses an unknown method
+    drafter = given.get("drafter") or (find_drafter(model) if policy is None or policy.needs_drafter else None)
     guidance = given.get("guidance")
     guided = (published.guidance if guidance is None else guidance) != 1
-    drafts = drafter_defaults(drafter, hardware.device.type, guided) if drafter is not None else {}
+    drafts = drafter_defaults(drafter, hardware.device.type, guided, method=method) if drafter is not None else {}
     recipe = Recipe.of({**given, "drafter": drafter}, {**published._asdict(), **drafts})
     if drafter is not None:
         check_fit(recipe.drafting.method, is_network(drafter))

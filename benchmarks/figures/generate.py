@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from adt_core import Pipeline, Sampling, Target
-from adt_core.lab.benchmark import PRESETS
+from adt_core.lab.presets import PRESETS
 from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
 from adt_core.run import race

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from adt_core import Drafting
-from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
+from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.report import seconds, summary
 from adt_core.lab.report import table as summary_table
+from adt_core.policies import RELAXED
 from adt_core.run import race
 
 from ..harness import BUNDLED, captions, compared

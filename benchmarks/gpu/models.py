@@ -19,7 +19,8 @@ from adt_core import Decoding, Drafting, Lantern, Pipeline, Recipe, Sampling, Ta
 from adt_core.drafters import Drafter, default_options
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
-from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
+from adt_core.lab.benchmark import drafters_by_name
+from adt_core.lab.presets import PRESETS
 from adt_core.models.cache import KVCache
 from adt_core.models.config import QUANTISED, DecoderConfig
 from adt_core.models.layers import Decoder
@@ -28,7 +29,7 @@ from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
-from adt_core.policies import PLAIN
+from adt_core.policies import PLAIN, RELAXED
 from adt_core.policies.adt_tree import AdtTree
 from adt_core.trace import Round
 
@@ -223,7 +224,7 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     sampling = Sampling(**{"seed": 1, "guidance": 3.0, **options})
     drafting = preset.drafting
     if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
-        defaults = default_options(drafter, device.the_device().type, sampling.guided)
+        defaults = default_options(drafter, device.the_device().type, sampling.guided, method=ADT_TREE)
         drafting = drafting.replace(**{**defaults, "method": ADT_TREE})
     return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 

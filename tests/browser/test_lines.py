@@ -23,7 +23,7 @@ def ask(tab, text: str) -> str:
     tab.page.evaluate(f"(text) => {{ {PROMPT}.widgets[0].value = text; }}", text)
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     give(tab, sampler, "seed", next(SEEDS))
-    give(tab, sampler, "drafting", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
+    give(tab, sampler, "drafting", "ADT-Tree")  # with Auto, a busy machine may not draft
     return sampler
 
 

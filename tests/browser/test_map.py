@@ -17,7 +17,7 @@ def test_first_template_runs_and_shows_its_map(tab):
     tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
-    give(tab, sampler, "drafting", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
+    give(tab, sampler, "drafting", "ADT-Tree")  # with Auto, a busy machine may not draft
     tab.run()
     tab.wait(sampler, "run && run.done > 0 && run.done < run.total")
     tab.screenshot("live")

@@ -167,7 +167,7 @@ def wait_for_selection_in_view(tab, *kinds: str) -> None:
 @pytest.mark.smoke
 def test_compare_with_plain_copies_the_samplers_inputs(tab, default_workflow):
     tab.load(default_workflow)
-    choose(tab, "drafting", "Relaxed (LANTERN)")
+    choose(tab, "drafting", "Auto + LANTERN")
     link(tab, "PrimitiveInt", "seed")
     menu(tab, "compare with no drafting")
     ours = sent(tab)

@@ -32,6 +32,7 @@ AXES = {
         "adt-tree": dict(method="adt-tree"),
         "adt-tree, vertical": dict(method="adt-tree", init="vertical", wrap="reset"),
         "adt-tree, random": dict(method="adt-tree", init="random", drafts=30, width_max=10),
+        "predicted": dict(method="predicted", depth_max=8, width_max=5, drafts=16),
         "static, 57": dict(method="static:naive_extend_57"),
         "static, 63": dict(method="static:mc_sim_7b_63"),
         "auto": dict(method="auto"),

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from adt_core import Pipeline, Recipe, load_drafter, load_target
-from adt_core.lab.benchmark import PRESETS
+from adt_core.lab.presets import PRESETS
 from benchmarks.harness import SAMPLING
 
 ROUNDS = 4

@@ -41,6 +41,10 @@ def adt_tree(columns=8, **changes) -> Policy:
     return policy(columns=columns, **{**SETTINGS, **changes})
 
 
+def predicted(columns=8, **changes) -> Policy:
+    return policy("predicted", columns=columns, **{**SETTINGS, **changes})
+
+
 def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
     """Return depth and width of the tree whose root is at `position`."""
     (shape,) = policy.choose([ActiveImage(image, position)])
@@ -100,19 +104,23 @@ def test_a_round_without_drafts_changes_nothing():
     assert size(p, 1) == shape
 
 
-@pytest.mark.parametrize("init, expected", [("vertical", (6, 2)), ("both", (4, 4))])
-def test_vertical_uses_the_cell_above_and_both_the_mean_of_left_and_above(init, expected):
-    p = adt_tree(init=init, depth_step=2)
-    size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get the shape (6, 2)
-    for position in (5, 6, 7, 8):
-        size(p, position)
-        add_round(p, position, accepted=0, depth=4)  # cell 6 gets (4, 3), and each later cell one level less
-    assert size(p, 9) == expected  # the left cell has (1, 5), the upper cell (6, 2); the mean is rounded up
+def test_vertical_starts_from_the_tree_above_the_next_token():
+    """The shape then moves by the acceptance of the previous tree, as with the other values of `init`."""
+    p = adt_tree(init="vertical", depth_step=2)
+    assert size(p, 0) == (4, 3)
+    add_round(p, 0, accepted=0, depth=4)  # token 1
+    assert size(p, 1) == (2, 4)  # there is no row above, so it starts from the previous tree
+    add_round(p, 1, accepted=4, depth=4)  # tokens 2 to 6
+    assert size(p, 6) == (4, 3)
+    add_round(p, 6, accepted=1, depth=4)  # tokens 7 and 8
+    # A row has 8 tokens. The next token is 9, and token 1 is above it. The token above the root, 0, has no tree.
+    assert size(p, 8) == (2, 4)  # (4, 3) of token 1, one step shallower and wider
+    add_round(p, 8, accepted=1, depth=1)  # tokens 9 and 10
+    assert size(p, 10) == (4, 3)  # token 11: (2, 4) of token 3, one step deeper and narrower
 
 
 def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():
-    p = adt_tree(rule="predicted", depth_max=20, depth_min=2)  # the prior is beta * depth = 2 accepted drafts
+    p = predicted(depth_max=20, depth_min=2, predict_from="left")  # the prior is beta * depth = 2 accepted drafts
     assert size(p, 0) == (4, 5)  # the initial depth
     add_round(p, 0, accepted=4, depth=4)
     assert size(p, 5) == (7, 4)  # accepted on the left: 4; mean of the image: (2 + 4) / 2 = 3; depth 3.5 / 0.5 = 7
@@ -120,9 +128,9 @@ def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_be
     assert size(p, 6) == (2, 5)  # accepted on the left: 0; mean of the image: 2; depth 2 has the maximum width
 
 
-@pytest.mark.parametrize("init, expected", [("horizontal", 2), ("vertical", 6), ("both", 4)])
-def test_init_selects_the_rounds_that_predict(init, expected):
-    p = adt_tree(rule="predicted", init=init, depth_max=20, beta=0.5)
+@pytest.mark.parametrize("source, expected", [("left", 2), ("above", 6), ("both", 4)])
+def test_predict_from_selects_the_rounds_that_predict(source, expected):
+    p = predicted(predict_from=source, depth_max=20, beta=0.5)
     size(p, 0)
     add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5; a row has 8 cells
     size(p, 5)
@@ -137,7 +145,7 @@ def test_init_selects_the_rounds_that_predict(init, expected):
 def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
     shapes = []
     for seconds in (0.01, 9.0):
-        p = adt_tree(rule="predicted", init="both")
+        p = predicted()
         sizes = []
         for position in range(0, 60, 3):
             sizes.append(size(p, position))
@@ -150,12 +158,12 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
 
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
 def test_first_round_of_a_row(wrap, expected):
-    p = adt_tree(columns=4, wrap=wrap)
-    size(p, 0)
-    add_round(p, 0, accepted=1, depth=2)  # cells 1 and 2 get the shape (5, 2)
-    size(p, 2)
-    add_round(p, 2, accepted=3, depth=4)  # cells 3 to 6 get the shape (6, 1)
-    assert size(p, 6) == expected  # cell 6 is in row 1, column 2, below cell 2
+    p = adt_tree(wrap=wrap)
+    assert size(p, 0) == (4, 3)
+    add_round(p, 0, accepted=3, depth=4)  # tokens 1 to 4
+    assert size(p, 4) == (5, 2)
+    add_round(p, 4, accepted=4, depth=5)  # tokens 5 to 9; a row has 8 tokens
+    assert size(p, 9) == expected  # token 10 is the next one, below token 2
 
 
 def test_a_reset_happens_only_in_a_new_row():
@@ -168,7 +176,7 @@ def test_a_reset_happens_only_in_a_new_row():
 @pytest.mark.parametrize("root, expected", [(11, 9), (12, 14)])
 def test_predictions_use_four_tokens_above_from_the_column_of_the_next_token_on(root, expected):
     """A row has ten tokens. The rounds of tokens 1 to 4 had no accepted drafts, the round of tokens 5 to 9 had four."""
-    p = adt_tree(rule="predicted", init="vertical", columns=10, depth_max=20, beta=0.1)
+    p = predicted(predict_from="above", columns=10, depth_max=20, beta=0.1)
     size(p, 0)
     for position in range(4):
         add_round(p, position, accepted=0, depth=4)
@@ -177,12 +185,25 @@ def test_predictions_use_four_tokens_above_from_the_column_of_the_next_token_on(
     assert size(p, root)[0] == expected
 
 
-def test_random_shapes_are_seeded_and_within_the_bounds():
-    first, again = (adt_tree(init="random", seed=5) for _ in range(2))
-    shapes = [size(first, i, image=1) for i in range(50)]
-    assert shapes == [size(again, i, image=1) for i in range(50)]
-    assert {depth for depth, _ in shapes} == set(range(1, 7)) and {width for _, width in shapes} == set(range(1, 6))
-    assert [size(adt_tree(init="random", seed=5), i, image=2) for i in range(50)] != shapes
+def test_random_chooses_the_first_shape_and_acceptance_moves_it():
+    starts = set()
+    for seed in range(40):
+        (good, bad, again) = (adt_tree(init="random", seed=seed) for _ in range(3))
+        start = size(good, 0)
+        assert size(bad, 0) == size(again, 0) == start, "the shape depends only on the seed and the image"
+        starts.add(start)
+        for position in range(6):
+            for p, accepted in ((good, 3), (bad, 0)):
+                add_round(p, position, accepted, depth=3)
+                size(p, position + 1)
+        assert size(good, 6) == (6, 1) and size(bad, 6) == (1, 5)
+    assert {depth for depth, _ in starts} == set(range(1, 7)) and {width for _, width in starts} == set(range(1, 6))
+
+
+def test_random_starts_each_row_with_another_shape_if_rows_reset():
+    p = adt_tree(init="random", wrap="reset", columns=1)
+    assert len({size(p, position) for position in range(20)}) > 5
+    assert size(adt_tree(init="random"), 0, image=1) != size(adt_tree(init="random"), 0, image=2)
 
 
 def test_images_have_independent_shapes():
@@ -272,28 +293,37 @@ def test_the_table_has_every_option_of_every_method():
     assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
         "saved workflows refer to options by position"
     )
-    assert list(options())[-3:] == ["expand_above", "keep_above", "rule"], "new options must come last"
+    assert list(options())[-3:] == ["expand_above", "keep_above", "predict_from"], "new options must come last"
 
 
 # ---- defaults by drafter and device --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
-def test_default_trees_are_larger_on_a_gpu(drafter):
-    cpu, cuda = (Drafting.of({"method": "adt-tree", **drafter_defaults(drafter, device)}) for device in ("cpu", "cuda"))
+DRAFTERS = "bundled", "jacobi", "bundled+jacobi"
+
+
+def drafting_of(method: str, drafter: str, device: str, guided: bool = True) -> Drafting:
+    return Drafting.of({"method": method, **drafter_defaults(drafter, device, guided, method=method)})
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", ["adt-tree", "predicted"])
+def test_default_trees_are_larger_on_a_gpu(method, drafter):
+    cpu, cuda = (drafting_of(method, drafter, device) for device in ("cpu", "cuda"))
     small, large = (one.policy.largest(one.settings) for one in (cpu, cuda))
     assert large.depth >= small.depth and large.width >= small.width
     assert cuda.settings.drafts > 24 >= cpu.settings.drafts and cuda.settings.depth_max < NEAR_WINDOW
     assert 2 * (cuda.settings.drafts + 1) % TILE["cuda"] == 0, "with guidance and the root, tiles are full"
 
 
-@pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
     """The Jacobi window has the same defaults with and without guidance."""
-    guided, unguided = (drafter_defaults(drafter, "cuda", guided) for guided in (True, False))
+    guided, unguided = (drafter_defaults(drafter, "cuda", guided, method=None) for guided in (True, False))
     nodes = 2 * guided["drafts"] + 1 if drafter == "bundled" else guided["drafts"]
     assert unguided["drafts"] == nodes
-    assert drafter_defaults(drafter, "cpu", False) == drafter_defaults(drafter, "cpu", True)
+    cpu = (drafter_defaults(drafter, "cpu", guided, method=None) for guided in (True, False))
+    assert next(cpu) == next(cpu)
 
 
 CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
@@ -303,17 +333,32 @@ CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
 def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
     drafting = resolve_recipe({"method": "adt-tree", "guidance": guidance}, CUDA).drafting
     assert drafting.settings.drafts == nodes
-    assert (drafting.settings.rule, drafting.settings.init) == ("predicted", "both")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_given_options_override_the_defaults(device):
-    given = {"method": "adt-tree", "rule": "paper", "init": "vertical", "drafts": 5, "depth_max": 30}
-    drafting = resolve_recipe(given, Hardware(torch.device(device))).drafting
-    assert given.items() <= {"rule": "paper", **drafting.flat()}.items()
+    given = {"method": "adt-tree", "init": "vertical", "drafts": 5, "depth_max": 30}
+    assert given.items() <= resolve_recipe(given, Hardware(torch.device(device))).drafting.flat().items()
 
 
-@pytest.mark.parametrize("drafter, device", [("bundled", "cpu"), ("jacobi", "cpu"), ("jacobi", "cuda")])
-def test_cpus_and_the_jacobi_window_use_the_papers_rule(drafter, device):
-    given = {"method": "adt-tree", "drafter": drafter}
-    assert resolve_recipe(given, Hardware(torch.device(device))).drafting.settings.rule == "paper"
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("guided", [True, False])
+def test_acceptance_changes_depth_and_width_on_every_device(drafter, device, guided):
+    """The paper's rule has two halves. If the bounds of the width were equal, only the depth could change."""
+    settings = drafting_of("adt-tree", drafter, device, guided).settings
+    shapes = set()
+    p = policy("adt-tree", **settings.flat())
+    for position in range(40):
+        (shape,) = p.choose([ActiveImage(0, position)])
+        shapes.add(shape[:2])
+        add_round(p, position, accepted=position // 20, depth=1)
+    depths, widths = map(set, zip(*shapes))
+    assert {settings.depth_min, settings.depth_max} <= depths
+    assert {settings.width_min, settings.width_max} <= widths
+
+
+def test_predicted_has_bounds_of_its_own():
+    own, paper = (resolve_recipe({"method": method}, CUDA).drafting.settings for method in ("predicted", "adt-tree"))
+    assert own.predict_from == "both" and paper.init == "horizontal"
+    assert (own.width_min, own.width_max) != (paper.width_min, paper.width_max)

@@ -138,6 +138,7 @@ class ToyDrafter:
     modes = ()
     gpu_defaults: dict = {}
     unguided_gpu_defaults: dict = {}
+    gpu_method_defaults: dict = {}
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
         return ToyProposer(context, rows, noise)

@@ -1,5 +1,7 @@
 """Tests of processed logits, and of exact samples of their softmax with keyed noise."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from scipy.stats import chisquare
 
 from adt_core import Sampling
 from adt_core.rules.noise import keyed_gumbel
-from adt_core.rules.sampling import guide, noise_table, process_logits
+from adt_core.rules.sampling import certainty, guide, noise_table, process_logits
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(top_k=3), Sampling(top_p=0.7)])
@@ -63,3 +65,11 @@ def test_the_noise_table_equals_the_noise_of_each_image(length, vocabulary):
     table = noise_table(Sampling(seed=5), [2, 7], length, vocabulary, torch.empty(0, dtype=torch.float64))
     for noise, index in zip(table, (2, 7)):
         assert np.array_equal(noise.numpy(), keyed_gumbel(5, index, range(length), vocabulary))
+
+
+def test_certainty_is_the_probability_of_the_best_token_and_the_entropy():
+    z = torch.tensor([0.5, 0.25, 0.25, 0.0]).log()  # the last token is excluded
+    uniform = torch.zeros(4)
+    one = torch.tensor([0.0, -math.inf, -math.inf, -math.inf])
+    found = certainty(torch.stack([z, uniform, one, torch.full((4,), math.nan)]))
+    assert found.tolist() == [[5000, 1040], [2500, 1386], [10000, 0], [0, 0]]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core.trace import ImageRound, Round, Trace
+from adt_core.trace import ImageRound, Round, Trace, rank_correlation
 
 
 @pytest.fixture
@@ -44,3 +44,41 @@ def test_only_rounds_with_preparation_are_marked(trace):
     first, second = trace.to_json()["rounds"]
     assert "prepared" not in first and second.pop("prepared") is True
     assert first.keys() == second.keys() and len(first["images"]) == 2
+
+
+def test_both_counts_of_tau(trace):
+    """Four records emit 3, 1, 2 and 4 tokens. One token of each is the target's own."""
+    report = trace.report()
+    assert report["tau"] == 10 / 4 and report["accepted_per_round"] == 6 / 4
+
+
+def certain(record: ImageRound, *probabilities: float) -> ImageRound:
+    return replace(record, probabilities=probabilities, entropies=(0.5,) * len(probabilities))
+
+
+def test_certainty_differs_between_the_tokens_of_a_round(trace):
+    first, second = trace.rounds
+    rounds = [
+        replace(first, images=(certain(first.images[0], 0.9, 0.8, 0.7), certain(first.images[1], 0.1))),
+        replace(second, images=(certain(second.images[0], 0.5, 0.25), certain(second.images[1], 0.6, 0.7, 0.8, 0.9))),
+    ]
+    own = replace(trace, rounds=rounds)
+    assert own.token_map("certainty", 0) == [[0, 0.9, 0.8], [0.7, 0.5, 0.25]]
+    # Accepted drafts: 2, 0, 1, 3. Mean certainty: 0.8, 0.1, 0.375, 0.75. Only the two largest ranks are exchanged.
+    assert own.certainty_correlation() == pytest.approx(0.8)
+    assert own.subset([1]).token_map("certainty") == [[0, 0.1, 0.6], [0.7, 0.8, 0.9]]
+    assert trace.certainty_correlation() is None, "an old trace has no certainty"
+
+
+@pytest.mark.parametrize(
+    "first, second, expected",
+    [
+        ([1, 2, 3], [4, 5, 9], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 1], [2, 3], None),
+        ([], [], None),
+        ([1, 2, 2, 3], [1, 3, 2, 4], 4.5 / (4.5 * 5) ** 0.5),
+    ],
+)
+def test_rank_correlation(first, second, expected):
+    assert rank_correlation(first, second) == (None if expected is None else pytest.approx(expected))

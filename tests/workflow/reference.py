@@ -47,7 +47,11 @@ def _draw(
         "images": Pixels [B, H, W, 3] uint8.
     """
     target, drafter = _models(model, network)
-    options = {**default_options(drafter, "cpu"), **drafting} if drafting else {"method": "no-drafting"}
+    options = (
+        {**default_options(drafter, "cpu", method=drafting.get("method")), **drafting}
+        if drafting
+        else {"method": "no-drafting"}
+    )
     with torch.inference_mode():
         recipe = Recipe(
             adt_core.Sampling(**sampling or {}),

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 
 from ...errors import AdtError
+from ...settings import Lantern
 from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
@@ -146,7 +147,12 @@ FAMILY = Family(
     remedies={
         CODEC: ("put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it", CHAMELEON_CODEC),
     },
-    sampling=PublishedSampling(temperature=0.7, top_p=0.9, source="github.com/facebookresearch/chameleon"),
+    sampling=PublishedSampling(
+        temperature=0.7,
+        top_p=0.9,
+        source="github.com/facebookresearch/chameleon",
+        lantern=Lantern(neighbours=100, delta=0.5),  # in the README of ADT-Tree, for Anole
+    ),
     search=("anole", "chameleon"),
     companions=_CODEC_FILES,
     published=(

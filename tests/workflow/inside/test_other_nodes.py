@@ -25,7 +25,7 @@ def compare(small):
 
 @pytest.mark.parametrize("drafter", ["small", None], ids=["its drafter", "the model's own"])
 def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
-    (a, b, difference), report = compare(drafting="Exact ADT-Tree", drafter=small.drafters.get(drafter))
+    (a, b, difference), report = compare(drafting="ADT-Tree", drafter=small.drafters.get(drafter))
     np.testing.assert_array_equal(a, small.expected()["images"][0])
     np.testing.assert_array_equal(a, b)
     assert not difference.any()

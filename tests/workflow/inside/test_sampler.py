@@ -77,7 +77,7 @@ def test_lantern_image_equals_the_engines(pack, small, values):
 
 
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
-    _, trace = small.sample(drafting="Relaxed (LANTERN)", drafter=None)
+    _, trace = small.sample(drafting="Auto + LANTERN", drafter=None)
     figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
 
@@ -89,7 +89,7 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
     monkeypatch.setattr(small, "model", pack.run("ADTTreeModelLoader", model=SMALL, dtype=dtype)[0])
     (drafter,) = small.run("ADTTreeDrafterLoader", drafter=SMALL)
     (lantern,) = pack.run("ADTTreeLANTERN", rule="delta (LANTERN)", neighbours=20, delta=1.0)
-    relaxed = {"drafting": "Relaxed (LANTERN)", "lantern": lantern, "drafter": drafter}
+    relaxed = {"drafting": "Auto + LANTERN", "lantern": lantern, "drafter": drafter}
     first = small.vectors(**relaxed)
     for seed in range(6, 11):
         small.sample(seed=seed, drafter=drafter)
@@ -99,9 +99,7 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")]
-)
+@pytest.mark.parametrize("speed, method", [("Auto", "auto"), ("ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")])
 def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     """Without a drafter, the sampler must use the model's default drafter. The preset must select the model's settings.
 
@@ -116,7 +114,7 @@ def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     words, data = pack.run("ADTTreeRunStats", trace=trace)
     figures = json.loads(data)
     assert figures["method"] == method and figures["seed"] == LAST_SEED
-    assert figures["tau"] > 1 or speed != "Exact ADT-Tree"
+    assert figures["tau"] > 1 or speed != "ADT-Tree"
     assert f"{figures['tokens']} tokens in {figures['seconds']:.2f} s" in words
     assert f"{figures['tau']:.2f} tokens per image in each" in words
     assert ("% of the time spent on drafting" in words) is (figures["drafting_seconds"] > 0)
@@ -231,9 +229,7 @@ def test_picture_is_continued_through_vae_encode(pack, loaded, encoded):
     (image,) = pack.run("VAEDecode", samples=first, vae=vae)
     (latent,) = pack.run("VAEEncode", pixels=image, vae=vae)
     asked |= {"positive": encoded("A blue sailboat on a lake at sunset."), "latent_image": latent, "keep_top": 0.5}
-    found = [
-        pack.run("ADTTreeSampler", drafting=speed, seed=9, **asked)[0] for speed in ("Exact ADT-Tree", "No drafting")
-    ]
+    found = [pack.run("ADTTreeSampler", drafting=speed, seed=9, **asked)[0] for speed in ("ADT-Tree", "No drafting")]
     np.testing.assert_array_equal(found[0]["samples"], found[1]["samples"])
     (continued,) = pack.run("VAEDecode", samples=found[0], vae=vae)
     top, bottom = (255 * (continued - image)[0, rows].abs().mean() for rows in (slice(0, 56), slice(64, 128)))

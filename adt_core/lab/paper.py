@@ -1,0 +1,197 @@
+"""Command `python adt.py benchmark --paper`: the comparisons of the ADT-Tree paper (arXiv 2512.21857).
+
+The benchmark measures the paper's methods at temperature 0 and 1. Then it measures ADT-Tree again, in turns with fixed
+trees of ADT-Tree's mean depth. So a gain over EAGLE-2 can be attributed to the adaptation, not to the mean depth.
+Each of the four benchmarks has a folder of its own in the output folder, and an interrupted one is resumed.
+
+The tables are written as Markdown and CSV. If the paper has a figure for a method, it has columns of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
+from ..app.csv_tables import to_csv
+from ..errors import AdtError
+from ..files import read_text, write_in
+from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
+from . import benchmark, report
+from .presets import PAPER_TREE
+
+TEMPERATURES = (0.0, 1.0)
+BASELINE = "eagle2-paper"
+NAMES = {
+    PLAIN: "no drafting",
+    BASELINE: "EAGLE-2",
+    BASELINE + RELAXED: "LANTERN",
+    ADT_TREE: "ADT-Tree",
+    ADT_TREE + RELAXED: "ADT-Tree + LANTERN",
+    f"{ADT_TREE}-top-k": "ADT-Tree, top-k proposals",
+    f"{ADT_TREE}-vertical": "ADT-Tree, vertical",
+    f"{ADT_TREE}-random": "ADT-Tree, random",
+}
+"""Names of the methods in the tables."""
+TABLES = {
+    "I. Speed": (PLAIN, BASELINE, BASELINE + RELAXED, ADT_TREE, ADT_TREE + RELAXED, f"{ADT_TREE}-top-k"),
+    "II. First shape of ADT-Tree": (ADT_TREE, f"{ADT_TREE}-vertical", f"{ADT_TREE}-random"),
+}
+"""Methods of the tables that the first benchmark of a temperature fills. Table III has the fixed trees, and table IV
+the scores of the images."""
+HEADINGS = {
+    "temperature": "T",
+    "name": "method",
+    "speedup": "SR",
+    "low": "95 % CI low",
+    "high": "95 % CI high",
+    "seconds": "seconds per image",
+    "tau": "tau",
+    "accepted_per_round": "accepted drafts per pass",
+    "mean_depth": "mean depth",
+    "drafts_per_round": "drafts per pass",
+    "substitution_rate": "replaced tokens",
+    "paper_speedup": "SR in the paper",
+    "paper_tau": "tau in the paper",
+    "paper_depth": "mean depth in the paper",
+}
+"""Headings of the columns of tables I to III."""
+
+
+class Published(NamedTuple):
+    """Figures of the paper for a method with Anole on MS-COCO 2017 at temperature 0; None if they are not known."""
+
+    speedup: float
+    tau: float | None = None
+    depth: float | None = None
+
+
+PUBLISHED = {
+    BASELINE: Published(1.62),
+    BASELINE + RELAXED: Published(3.03),
+    ADT_TREE: Published(2.21, 3.40, 3.86),
+    ADT_TREE + RELAXED: Published(3.13, 4.86, 5.15),
+}
+PUBLISHED_MODEL = "anole"
+"""Part of the names of the models to which `PUBLISHED` applies."""
+FILES = ("paper.md", "paper.csv")
+
+
+def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
+    """Run the benchmarks that are missing, and write the tables.
+
+    Args:
+        args: Prompts and output folder. `methods` must be None.
+        scores: Paths of the weights for quality metrics.
+        given: Settings of the recipe, by option name, without `temperature`.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The tables in Markdown, followed by the paths of the files.
+
+    Raises:
+        AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
+    """
+    for name, value in (("methods", args.methods), ("temperature", given.get("temperature"))):
+        if value is not None:
+            raise AdtError(f"`{name}` can't be given together with `paper`, which sets it; remove one of them.")
+    methods = list(dict.fromkeys(method for names in TABLES.values() for method in names if method != PLAIN))
+    rows: list[dict] = []
+    model = ""
+    for temperature in TEMPERATURES:
+        chosen = {**given, "temperature": temperature}
+
+        def measured(part: str, names: list[str], chosen: dict[str, Any] = chosen) -> list[dict]:
+            folder = args.output / part
+            benchmark.run(replace(args, methods=",".join(names), output=folder), scores, parallel, chosen, device)
+            return _summary(folder)
+
+        part = f"temperature-{temperature:g}"
+        first = measured(part, methods)
+        model = str(json.loads(read_text(args.output / part / "results.json", 4096))["settings"]["model"])
+        adt_tree = next(row for row in first if row["method"] == ADT_TREE)
+        fixed = measured(f"{part}-fixed", [ADT_TREE, *fixed_trees(adt_tree)])
+        rows += [{**row, "temperature": temperature, "part": "methods"} for row in first]
+        rows += [{**row, "temperature": temperature, "part": "fixed"} for row in fixed]
+    text = markdown(rows, model)
+    columns = list(dict.fromkeys(["part", *HEADINGS, "method", *(column for row in rows for column in row)]))
+    named = [{**row, **_extra(row, model)} for row in rows]
+    for name, content in zip(FILES, (text.encode(), to_csv(columns, named))):
+        write_in(args.output, name, content)
+    return f"{text}\n" + ", ".join(str(args.output / name) for name in FILES)
+
+
+def fixed_trees(adt_tree: dict) -> list[str]:
+    """Return EAGLE-2's trees of ADT-Tree's mean depth: the depths are the integers below and above it.
+
+    Args:
+        adt_tree: Row of ADT-Tree in the summary of a benchmark. The trees have its mean number of drafts per pass.
+    """
+    drafts = max(round(adt_tree["drafts_per_round"]), 1)
+    mean = adt_tree["mean_depth"]
+    depths = dict.fromkeys(max(depth, 1) for depth in (math.floor(mean), math.ceil(mean)))
+    return [f"{EAGLE2}:depth={depth},drafts={max(drafts, depth)}" for depth in depths]
+
+
+def markdown(rows: list[dict], model: str) -> str:
+    """Format the tables as Markdown.
+
+    Args:
+        rows: Rows of the summaries of all benchmarks, with `temperature` and `part`.
+        model: Name of the model.
+    """
+    sections = []
+    for title, methods in TABLES.items():
+        own = [row for row in rows if row["part"] == "methods" and row["method"] in methods]
+        sections.append(_section(title, own, HEADINGS, model))
+    fixed = [row for row in rows if row["part"] == "fixed"]
+    sections.append(_section("III. Fixed trees of ADT-Tree's mean depth", fixed, HEADINGS, model))
+    known = {*HEADINGS, *report.COLUMNS, "part"}
+    scored = list(dict.fromkeys(column for row in rows for column in row if column not in known))
+    if scored:
+        own = [row for row in rows if row["part"] == "methods"]
+        headings = {"temperature": "T", "name": "method", **{column: column for column in scored}}
+        sections.append(_section("IV. Image quality", own, headings, model))
+    notes = [
+        f"Model: {model}. SR is the time of no drafting divided by that of the method, the median over the prompts."
+    ]
+    tree = ", ".join(f"{name} {value}" for name, value in PAPER_TREE.items())
+    notes.append(f"EAGLE-2 and LANTERN draft the paper's tree ({tree}); the other methods draft coupled proposals.")
+    if PUBLISHED_MODEL in model.lower():
+        notes.append("Figures of the paper: Anole, MS-COCO 2017, temperature 0, on the authors' machine.")
+    return "\n\n".join([*sections, " ".join(notes)]) + "\n"
+
+
+def _section(title: str, rows: list[dict], headings: Mapping[str, str], model: str) -> str:
+    """Return a table with its title, without columns that are empty."""
+    full = [{**row, **_extra(row, model)} for row in rows]
+    columns = [name for name in headings if any(row.get(name) is not None for row in full)]
+    lines = [[headings[name] for name in columns], ["---"] * len(columns)]
+    lines += [[_text(name, row.get(name)) for name in columns] for row in full]
+    return f"### {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _extra(row: dict, model: str) -> dict[str, Any]:
+    """Return the values of a row that the summary lacks: the name of the method, and the paper's figures."""
+    extra: dict[str, Any] = {"name": NAMES.get(row["method"], row["method"])}
+    published = PUBLISHED.get(row["method"])
+    if published is not None and PUBLISHED_MODEL in model.lower() and row["temperature"] == 0:
+        extra |= {"paper_speedup": published.speedup, "paper_tau": published.tau, "paper_depth": published.depth}
+    return extra
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if name == "temperature":
+        return f"{value:g}"
+    return f"{value:.1%}" if name == "substitution_rate" else f"{value:.2f}" if name in HEADINGS else f"{value:.4g}"
+
+
+def _summary(folder: Path) -> list[dict]:
+    """Return the summary that a benchmark has written."""
+    return json.loads(read_text(folder / "results.json", 4096))["summary"]
