@@ -20,7 +20,7 @@ import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
-import { homesOf, keep, noteHomes, noteStart, noteSuccess, parts, remember, seen } from "./runs.js";
+import { homesOf, keep, noteQueued, noteStart, noteSuccess, parts, remember, seen, workflowOf } from "./runs.js";
 import { Budget } from "./saved_map.js";
 import { setLanguage, texts } from "./texts.js";
 
@@ -30,7 +30,7 @@ const EXTRA = "adt_tree_maps"; // key in `extra` of a workflow in an image file,
 /** Data about the workflow that is being loaded (see `NodeMap.restore`), or null. */
 let loading = null;
 
-/** Data about the running prompt: the id of its latest run, and the id of the workflow that was open when it began. */
+/** Data about the running prompt: the id of its latest run, and the id of its workflow. */
 const running = { id: null, workflow: undefined };
 
 /**
@@ -71,17 +71,16 @@ function finish(message) {
 }
 
 /** Store which maps belong to a queued prompt, because the user may open another workflow before it runs. */
-function queued({ prompt, homes }) {
-  noteHomes(
-    prompt,
-    homes,
+function queued(message) {
+  noteQueued(
+    message,
     [...maps.values()].map((map) => map.home),
   );
 }
 
 function start(message) {
   running.id = null;
-  running.workflow = openWorkflow();
+  running.workflow = workflowOf(message.prompt_id) ?? openWorkflow();
   noteStart(message.prompt_id);
   stop();
   refreshCaptions();

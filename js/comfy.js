@@ -556,13 +556,38 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
+/** The nodes that hold a subgraph. @returns {GraphNode[]} */
+function hostsOf(graph) {
+  return nodesOf().filter((node) => subgraphOf(node) === graph);
+}
+
+/** The node at the start of a link, and the index of its output. Subgraphs are entered and left. */
+function startsOf(/** @type {any} */ graph, link) {
+  if (!link) return [];
+  const host = graph.getNodeById(link.origin_id);
+  if (!host) return hostsOf(graph).flatMap((one) => startsOf(one.graph, one.getInputLink(link.origin_slot)));
+  const inner = /** @type {any} */ (subgraphOf(host));
+  if (!inner) return [host];
+  const ids = inner.outputs[link.origin_slot]?.linkIds ?? [];
+  return ids.flatMap((id) => startsOf(inner, inner.getLink(id)));
+}
+
 /**
- * The nodes that are linked to the inputs of a node. `names` restricts the inputs; null selects all inputs. If a link
- * comes from outside the subgraph, the list contains null for it.
+ * All nodes upstream of inputs of a node that the server runs, also outside and inside of subgraphs.
+ *
+ * @param {GraphNode} node
+ * @param {(name: string) => boolean} follows whether to follow the links of an input, by its name
+ * @returns {Set<GraphNode>}
  */
-export function sourcesOf(node, names = null) {
-  const slots = [...(node.inputs ?? []).keys()].filter((slot) => !names || names.includes(node.inputs[slot].name));
-  return slots.filter((slot) => node.isInputConnected(slot)).map((slot) => node.getInputNode(slot));
+export function upstreamOf(node, follows, found = new Set(), passed = new Set()) {
+  const slots = [...(node.inputs ?? []).keys()].filter((slot) => follows(node.inputs[slot].name));
+  for (const source of slots.flatMap((slot) => startsOf(node.graph, node.getInputLink(slot)))) {
+    if (passed.has(source)) continue;
+    passed.add(source);
+    if (runsItself(source)) found.add(source);
+    upstreamOf(source, (name) => name !== "clip", found, passed);
+  }
+  return found;
 }
 
 /** The node of the same graph that is linked to an input, or undefined. */

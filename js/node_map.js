@@ -24,11 +24,10 @@ import {
   refreshWidgets,
   removePreview,
   runNodes,
-  runsItself,
   setHeight,
   setHidden,
   setValue,
-  sourcesOf,
+  upstreamOf,
   widgetsOf,
 } from "./comfy.js";
 import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
@@ -261,10 +260,14 @@ export class NodeMap {
     ];
   }
 
+  /** Only nodes that feed this node are compared. Nodes of other workflows may have the ids of the run's nodes. */
   #promptDifferences(run) {
+    const sources = promptNodes(this.node);
     const prompts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
-    if (isRelinked(this.node, prompts)) return [{ name: PROMPT, now: "" }];
-    const changed = prompts.flatMap(({ node, values }) => changedWidgets(node, values));
+    if (isRelinked(sources, prompts)) return [{ name: PROMPT, now: "" }];
+    const changed = prompts
+      .filter(({ node }) => sources.has(node))
+      .flatMap((one) => changedWidgets(one.node, one.values));
     return changed.filter(isVerbatim).map((one) => this.#difference(one, PROMPT));
   }
 
@@ -343,10 +346,13 @@ function isVerbatim({ widget }) {
   return !WILDCARDS.test(widget.value);
 }
 
-/** Whether the sampler's prompt inputs are linked to other nodes than in the run, and these nodes have other texts. */
-function isRelinked(sampler, prompts) {
-  const sources = promptNodes(sampler);
-  if (!sources?.size) return false;
+/**
+ * Whether the prompts are linked to other nodes than in the run, and these nodes have other texts.
+ *
+ * @param {Set<import("./comfy.js").GraphNode>} sources nodes upstream of the prompts
+ */
+function isRelinked(sources, prompts) {
+  if (!sources.size) return false;
   const has = (source, values) => {
     const names = widgetsOf(source).map(({ name }) => name);
     return Object.keys(values).every((name) => names.includes(name));
@@ -355,12 +361,7 @@ function isRelinked(sampler, prompts) {
   return prompts.some(({ node, values }) => !sources.has(node) && ![...sources].some((one) => hasTexts(one, values)));
 }
 
-/** The nodes upstream of a node's prompts. null if the links do not show all of them, for example in a subgraph. */
-function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
-  for (const source of sourcesOf(node, names)) {
-    if (!source || !runsItself(source)) return null;
-    if (found.has(source)) continue;
-    if (!promptNodes(source, null, found.add(source))) return null;
-  }
-  return found;
+/** The nodes upstream of a sampler's prompts. */
+function promptNodes(node) {
+  return upstreamOf(node, (name) => ["positive", "negative"].includes(name));
 }

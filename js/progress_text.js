@@ -27,6 +27,7 @@ import { make } from "./elements.js";
 import { Line } from "./line.js";
 import { translate } from "./messages.js";
 import { maps } from "./node_map.js";
+import { workflowOf } from "./runs.js";
 import { texts } from "./texts.js";
 
 const WIDGET = "adt_tree_line";
@@ -50,7 +51,7 @@ const MARGIN = 6; // pixels
 const announced = new Map(); // execution id -> line of this pack, which the server sends before ComfyUI's message
 /** @type {Map<string, Shown>} */
 const lines = new Map(); // execution id -> last line under the node
-let workflow; // the workflow that was open when the last run began
+let workflow; // id of the workflow of the last run
 
 /** Show a line under a node; "" removes it. */
 function write(node, text, level = "info") {
@@ -115,7 +116,7 @@ function receive({ nodeId, text }) {
   const id = String(nodeId);
   const line = lineOf(id, text);
   lines.set(id, line);
-  const node = nodeAt(id);
+  const node = nodeOf(id);
   if (isOurs(node)) write(node, translate(line.parts), line.level);
   else if (textPreview(node)) textPreview(node).value = translate(line.parts);
 }
@@ -125,7 +126,7 @@ function clear(isRemoved) {
   for (const [id, line] of [...lines]) {
     if (!isRemoved(id, line)) continue;
     lines.delete(id);
-    write(nodeAt(id), "");
+    write(nodeOf(id), "");
   }
 }
 
@@ -133,15 +134,21 @@ function clearProgress() {
   clear((_, line) => !line.is_lasting);
 }
 
-/** Forget the lines of another workflow. */
-function open() {
-  if (openWorkflow() !== workflow) lines.clear();
-  workflow = openWorkflow();
+/** Forget the lines of another workflow. @param {{prompt_id?: string}} message about a prompt, {} for the open workflow */
+function open({ prompt_id }) {
+  const own = workflowOf(prompt_id) ?? openWorkflow();
+  if (own !== workflow) lines.clear();
+  workflow = own;
+}
+
+/** The node of a line, or null while another workflow is open, whose nodes may have the same ids. */
+function nodeOf(id) {
+  return openWorkflow() === workflow ? nodeAt(id) : null;
 }
 
 /** Show an error under one of this pack's nodes. ComfyUI's own message says only that the node has failed. */
 function showError(id, text) {
-  const node = nodeAt(id);
+  const node = nodeOf(id);
   if (!isOurs(node)) return;
   lines.set(id, { text, parts: [{ text }], level: "error", is_lasting: true });
   write(node, text, "error");
@@ -161,7 +168,7 @@ function clearErrors() {
 /** Show why the server has rejected a prompt. */
 function reject(errors) {
   const ids = Object.keys(errors);
-  if (ids.length) open();
+  if (ids.length) open({});
   for (const id of ids) showError(id, sentenceOf(errors[id]));
 }
 

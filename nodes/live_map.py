@@ -25,7 +25,7 @@ from ..adt_core import Decoding, Round
 from ..adt_core.app.images import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, watched
 from .log_errors import decorating
-from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
+from .saved_map import MAX_SAVED, attach, inputs_of, pack, shortened, texts_of, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
@@ -92,7 +92,12 @@ class LiveMap:
         while sum(map(len, thumbnails)) > _THUMBNAILS // self._parts:
             thumbnails.pop()
         data = pack(self._trace.rounds)
-        own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
+        own = {
+            "data": data,
+            "texts": texts_of(self._hidden.prompt, self._hidden.unique_id),
+            "pictures": pictures,
+            "thumbnails": thumbnails,
+        }
         speedup = self._trace.speedup and round(self._trace.speedup, 2)
         tokens = digest(self._decoding.grid_codes().tolist())  # two runs with the same digest have the same images
         return {**self._header(), **own, "speedup": speedup, "tokens": tokens}
@@ -155,31 +160,9 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
 def _values(hidden: Any) -> dict[str, str]:
     """Return input id -> value of the node's widgets in the queued prompt. Linked inputs are left out."""
-    inputs = _inputs(hidden, hidden.unique_id)
+    inputs = inputs_of(hidden.prompt, hidden.unique_id)
     plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
-
-
-def _texts(hidden: Any) -> dict[str, dict[str, str]]:
-    """Return the texts that the user has typed for the prompt and the negative prompt: node id -> input id -> text.
-
-    The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
-    """
-    texts: dict[str, dict[str, str]] = {}
-    pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
-    while pending:
-        given = pending.pop()
-        number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
-        if number is not None and number not in texts:
-            inputs = _inputs(hidden, number)
-            texts[number] = {name: value for name, value in inputs.items() if isinstance(value, str)}
-            pending += [value for name, value in inputs.items() if name != "clip"]
-    return {number: typed for number, typed in texts.items() if typed}
-
-
-def _inputs(hidden: Any, number: Any) -> dict:
-    """Return the inputs of a node in the queued prompt."""
-    return ((hidden.prompt or {}).get(number) or {}).get("inputs") or {}
 
 
 def _pack(round: Round) -> list:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from server import PromptServer
 
 from .log_errors import decorating
-from .saved_map import homes
+from .saved_map import owners
 
 EVENT = "adt_tree.queued"
 
@@ -27,9 +27,9 @@ def announce(request: dict) -> dict:
     """
     with decorating("where maps belong"):
         tab = request.get("client_id")
-        places = homes(request)
+        places = owners(request)
         if isinstance(tab, str) and places is not None:
             if request.get("prompt_id") is None:
                 request["prompt_id"] = str(uuid4())
-            PromptServer.instance.send_sync(EVENT, {"prompt": request["prompt_id"], "homes": places}, tab)
+            PromptServer.instance.send_sync(EVENT, {"prompt": request["prompt_id"], **places}, tab)
     return request
