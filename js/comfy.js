@@ -24,6 +24,7 @@ import { own } from "./own.js";
 
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
 const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
+const TITLE = 30; // pixels, height of the title of a node
 const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
 
 // ---- page ----------------------------------------------------------------------------------
@@ -66,6 +67,17 @@ export function onPrompt(sent, answered) {
   };
 }
 
+/**
+ * Let a function handle the files that the user opens or drops before ComfyUI does. The page has no event for this.
+ *
+ * @param {(file: File) => Promise<boolean>} open returns whether it has opened the file
+ */
+export function onFile(open) {
+  const page = /** @type {any} */ (app);
+  const { handleFile } = page;
+  page.handleFile = async (file, ...rest) => (await open(file)) || handleFile.call(app, file, ...rest);
+}
+
 /** The value of a setting, or undefined. */
 export function getSetting(id) {
   return app.extensionManager?.setting?.get(id);
@@ -86,13 +98,13 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
-/** Open a workflow template of a pack, which the server finds by the template's name. */
-export async function openTemplate(name) {
+/** Open a workflow template of a pack, which the server finds by the template's name, under a title. */
+export async function openTemplate(name, title = name) {
   const packs = await (await api.fetchApi("/workflow_templates")).json();
   const [pack] = Object.keys(packs).filter((pack) => packs[pack].includes(name));
   const path = [pack, `${name}.json`].map(encodeURIComponent).join("/");
   const workflow = await (await api.fetchApi(`/workflow_templates/${path}`)).json();
-  await app.loadGraphData(workflow, true, true, name);
+  await app.loadGraphData(workflow, true, true, title);
   showAll();
 }
 
@@ -278,6 +290,20 @@ export function addNode(type, beside, pos) {
   node.pos = pos;
   beside.graph.add(node);
   return node;
+}
+
+/**
+ * Add a node to the left of another one, below everything there, and link its output to an input of the other node.
+ *
+ * @param {[GraphNode, number, string]} [from] node, its output, and the input of the new node to which it is linked
+ */
+export function addBefore(node, type, name, from) {
+  const boxes = node.graph.nodes.map(boxOfNode);
+  const added = addNode(type, node, [Math.min(...boxes.map(([x]) => x)), 0]);
+  added.pos[1] = Math.max(...boxes.map(([, y, , height]) => y + height)) + 2 * TITLE;
+  connect(added, 0, node, name);
+  if (from) connect(from[0], from[1], added, from[2]);
+  return added;
 }
 
 /**
