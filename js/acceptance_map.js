@@ -30,8 +30,8 @@ const EXTRA = "adt_tree_maps"; // key in `extra` of a workflow in an image file,
 /** Data about the workflow that is being loaded (see `NodeMap.restore`), or null. */
 let loading = null;
 
-/** Data about the running prompt: the id of its latest run, and the id of its workflow. */
-const running = { id: null, workflow: undefined };
+/** Data about the running prompt: the id of its latest run, its own id, and the id of its workflow. */
+const running = { id: null, prompt: null, workflow: undefined };
 
 /**
  * The home of the map for a message about a node, or undefined. If this tab did not queue the prompt, the homes of the
@@ -80,6 +80,7 @@ function queued(message) {
 
 function start(message) {
   running.id = null;
+  running.prompt = message.prompt_id;
   running.workflow = workflowOf(message.prompt_id) ?? openWorkflow();
   noteStart(message.prompt_id);
   stop();
@@ -89,6 +90,12 @@ function start(message) {
 function succeed(message) {
   noteSuccess(message.prompt_id);
   refreshCaptions();
+}
+
+/** A node has begun to run, or the prompt has ended. @param {string | null} node */
+function execute(node) {
+  const map = node === null ? null : mapAt(homeOf(running.prompt, String(node), running.workflow));
+  for (const one of maps.values()) one.prepare(one === map);
 }
 
 function stop() {
@@ -103,6 +110,7 @@ listen({
   executed: finish,
   b_preview_with_metadata: ({ jobId, displayNodeId, nodeId, blob }) =>
     mapAt(homeOf(jobId, displayNodeId ?? nodeId))?.preview(blob),
+  executing: execute,
   execution_start: start,
   execution_success: succeed,
   execution_interrupted: stop,

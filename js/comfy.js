@@ -504,6 +504,17 @@ export function sendWhile(widget, counts) {
   widget.serializeValue = () => (counts() ? widget.value : usual);
 }
 
+const COUNTER = "measurement"; // name of the widget of `countRun`
+
+/** Let ComfyUI run a node again although its inputs are the same. The server ignores the additional input. */
+export function countRun(node) {
+  const options = { hidden: true, canvasOnly: true };
+  const widget = findWidget(node, COUNTER) ?? node.addWidget("number", COUNTER, 0, () => {}, options);
+  widget.hidden = true;
+  widget.serialize = false; // not in the workflow
+  widget.value = Date.now();
+}
+
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
   for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this property
@@ -619,6 +630,11 @@ export function upstreamOf(node, follows, found = new Set(), passed = new Set())
 /** The node of the same graph that is linked to an input, or undefined. */
 export function originOf(node, name) {
   return isLinked(node, name) ? node.graph.getNodeById(node.getInputLink(slotOf(node, name))?.origin_id) : undefined;
+}
+
+/** The nodes to which an output of a node, given by its index, is linked. @returns {GraphNode[]} */
+export function targetsOf(node, output) {
+  return node.getOutputNodes(output) ?? [];
 }
 
 /** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */

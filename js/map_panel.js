@@ -30,6 +30,7 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  * - `off` is the note in the caption if the map is from an earlier run, because the node is or was muted or bypassed,
  *   else "".
  * - `changed` stores the settings after a change, and `grow` makes the node higher.
+ * - `preparing` is the text while the node runs but has made no tokens yet, else "".
  * - `measure` compares the run with one without drafts, and `canMeasure` returns whether this is possible.
  * - `drawn` is called after each drawing.
  *
@@ -38,6 +39,7 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  *   choose: (id: string) => import("./map_model.js").Run | null,
  *   differences: (run: import("./map_model.js").Run) => import("./caption.js").Difference[],
  *   off: string,
+ *   preparing: string,
  *   changed: () => void,
  *   grow: (pixels: number) => void,
  *   measure: () => void,
@@ -86,7 +88,7 @@ export class MapPanel {
       moved: this.redraw,
     });
     this.replay = new Replay(this.redraw);
-    const layers = [this.canvas, this.compare.line, this.zoom, this.replay.label, this.tip];
+    const layers = [this.canvas, this.compare.line, this.zoom, this.tip];
     this.stage = make("div", { className: "adt-map-stage" }, ...layers);
   }
 
@@ -110,7 +112,8 @@ export class MapPanel {
     const text = { className: "adt-map-text", dataset: { captureWheel: "true" } };
     const measure = { type: "button", className: "adt-link adt-map-measure", title: texts.measureTitle };
     this.measure = make("button", measure, texts.measure);
-    this.text = make("div", text, make("div", {}, this.line, " ", this.measure), this.details);
+    this.about = make("div", {}, this.line, " ", this.measure);
+    this.text = make("div", text, this.replay.label, this.about, this.details);
   }
 
   #buildElement() {
@@ -124,7 +127,8 @@ export class MapPanel {
       bar("", make("div", group, ...this.buttons), this.images),
       this.caption.element,
       this.stage,
-      bar("adt-map-replay", replay.button, replay.slider, compare.select, compare.button, compare.apart),
+      bar("adt-map-replay", replay.button, replay.slider),
+      bar("adt-map-against", compare.select, compare.button, compare.apart),
       bar("", cells, this.opacity, this.legend.element),
       this.text,
     );
@@ -149,7 +153,7 @@ export class MapPanel {
     canvas.onpointerup = release;
     canvas.onpointercancel = release;
     canvas.onpointerleave = () => this.#hover(null);
-    canvas.onclick = () => this.isDragged || this.#pin(this.hovered);
+    canvas.onclick = () => this.isDragged || this.#click();
     canvas.ondblclick = ({ offsetX, offsetY }) => this.#zoom(2, this.#pointAt(offsetX, offsetY));
     canvas.onkeydown = (event) => this.#key(event);
   }
@@ -158,7 +162,7 @@ export class MapPanel {
 
   /** Show another run, or new rounds of the current one. */
   show(run) {
-    if (this.run && run && run.grid !== this.run.grid) this.pinned = null;
+    if (this.run && run && run.grid !== this.run.grid) this.#pin(null);
     if (run?.grid !== this.run?.grid) this.view = UNZOOMED;
     this.run = run;
     if (run && this.image >= run.count) this.image = 0;
@@ -221,7 +225,19 @@ export class MapPanel {
     this.redraw();
   }
 
+  /** Pin the token under the pointer. Another click on it removes the pin, so a double-click only zooms. */
+  #click() {
+    const { hovered, pinned } = this;
+    const isSame = hovered?.cell === pinned?.cell && hovered?.pane === pinned?.pane;
+    this.#pin(isSame ? null : hovered);
+  }
+
+  /** Remove the pin after a press outside of the panel. */
+  #pressed = ({ target }) => this.element.contains(target) || this.#pin(null);
+
   #pin(spot) {
+    if (spot) addEventListener("pointerdown", this.#pressed, true);
+    else removeEventListener("pointerdown", this.#pressed, true);
     this.pinned = spot;
     this.redraw();
   }
@@ -451,8 +467,9 @@ export class MapPanel {
     this.legend.show(figure, ends, isPending);
     const isBare = !this.settings.cells && runs.every((one) => bitmapOf(one, this.#imageOf(one), this.redraw));
     this.legend.element.style.visibility = isBare ? "hidden" : "";
-    const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null);
-    setText(this.line, runs.map(line).join("\n") || texts.empty);
+    const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, runs[1 - i] ?? null, i === 1);
+    setText(this.line, this.owner.preparing || runs.map(line).join("\n") || texts.empty);
+    this.about.hidden = !this.replay.label.hidden; // the label takes its place
     this.measure.hidden = run?.state !== "done" || run.plain || !this.owner.canMeasure();
     this.refreshCaption();
     const keys = run ? texts.keys(texts.figures[figure][0], run.rows, run.columns) : texts.noRun;

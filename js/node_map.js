@@ -5,7 +5,7 @@
  * A run is one decoding of a batch of images, see map_model.js.
  */
 
-import { compareWithPlain } from "./added_nodes.js";
+import { measured } from "./added_nodes.js";
 import {
   addElement,
   comparedNodes,
@@ -65,6 +65,7 @@ export class NodeMap {
     this.node = node;
     this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
     this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of the node Compare
+    this.started = null; // time at which the node began to run, until its first message; null otherwise
     this.previous = null; // the run before the runs in `parts`
     this.panel = new MapPanel(this, { cells: preference("cells"), opacity: preference("opacity") / 100 });
     const { element } = this.panel;
@@ -123,8 +124,23 @@ export class NodeMap {
     return `${openWorkflow()} ${this.tag}`;
   }
 
+  /** Show that the node runs, or not, but has made no tokens yet: it loads the model, or measures the device. */
+  prepare(on) {
+    if (on === (this.started !== null)) return;
+    this.started = on ? performance.now() : null;
+    clearInterval(this.timer);
+    if (on) this.timer = setInterval(this.panel.redraw, 1000);
+    this.panel.redraw();
+  }
+
+  /** The text while the node prepares, or "". */
+  get preparing() {
+    return this.started === null ? "" : texts.preparing(Math.round((performance.now() - this.started) / 1000));
+  }
+
   /** Show a live run, or its new rounds. `part` is its index in `parts`: 1 for Compare's run B, otherwise 0. */
   receive(run, part) {
+    this.prepare(false);
     if (run !== this.parts[part]) {
       this.#start(run, part);
       this.keepOutOfUndo();
@@ -134,6 +150,7 @@ export class NodeMap {
 
   /** Show finished maps, unless they are shown already. ComfyUI sends them again if it reuses the node's output. */
   async finish(saved, reference) {
+    this.prepare(false);
     const isShown = saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done");
     if (isShown) return;
     const runs = await keep(this.home, saved, reference);
@@ -152,6 +169,7 @@ export class NodeMap {
 
   /** Mark the live runs as stopped before their end. */
   stop() {
+    this.prepare(false);
     const running = this.parts.filter(({ state }) => state === "running");
     for (const run of running) run.state = "stopped";
     if (running.length) this.panel.refresh();
@@ -290,7 +308,7 @@ export class NodeMap {
 
   /** Compare the node with one without drafts, for the seed of the shown run. */
   measure() {
-    const [compare, preview] = compareWithPlain(this.node);
+    const [compare, preview] = measured(this.node, this.tag);
     findWidget(compare, "seed").value = parse(this.run.seed, "number");
     runNodes([preview]);
   }

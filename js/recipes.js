@@ -11,6 +11,7 @@ import {
   addBefore,
   choicesOf,
   findWidget,
+  inputOptions,
   nodesOf,
   onFile,
   openTemplate,
@@ -46,7 +47,7 @@ function set(node, name, value) {
   if (!widget || typeof value !== typeof widget.value) return;
   const choices = choicesOf(widget);
   if (choices && !choices.includes(value)) return;
-  const { min = -Infinity, max = Infinity } = widget.options ?? {};
+  const { min = -Infinity, max = Infinity } = inputOptions(node, name) ?? {};
   setValue(node, widget, typeof value === "number" ? Math.min(Math.max(value, min), max) : value);
 }
 
