@@ -20,6 +20,7 @@ import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
+import { canEncode, KINDS } from "./replay_file.js";
 import { homesOf, keep, noteQueued, noteStart, noteSuccess, parts, remember, seen, workflowOf } from "./runs.js";
 import { Budget } from "./saved_map.js";
 import { setLanguage, texts } from "./texts.js";
@@ -193,6 +194,11 @@ registerExtension({
 
   getNodeMenuItems(node) {
     const map = maps.get(node);
-    return map?.run ? [{ content: texts.save, callback: () => map.panel.save() }] : [];
+    if (!map?.run) return [];
+    const kinds = map.run.state === "done" ? KINDS.filter(canEncode) : [];
+    return [
+      { content: texts.save, callback: () => map.panel.save() },
+      ...kinds.map((kind) => ({ content: texts.saveReplay[kind], callback: () => map.panel.saveReplay(kind) })),
+    ];
   },
 });

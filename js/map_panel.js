@@ -12,8 +12,9 @@ import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
 import { draw, hit, layout, within, zoomed } from "./map_view.js";
 import { draftTree, Replay } from "./replay.js";
+import { saveReplay } from "./replay_file.js";
 import { saveImage } from "./save_image.js";
-import { caption, describe, numbers, sentence, summary, titleOf, tokenNumbers } from "./sentences.js";
+import { caption, describe, headline, numbers, sentence, summary, titleOf, tokenNumbers } from "./sentences.js";
 import { texts } from "./texts.js";
 import { placeTip } from "./tooltip.js";
 
@@ -353,12 +354,11 @@ export class MapPanel {
    * - `figure`, and `maps`: the values of the figure for each run;
    * - `ends`: the values at both ends of the colour scale.
    */
-  #shown() {
-    const { runs } = this;
+  #shown(round = this.replay.round, runs = this.runs) {
     const figures = runs.map((run) => run.figureShown(this.settings.figure));
     const isSame = figures.length > 0 && figures.every((one) => one === figures[0]);
     const figure = isSame ? figures[0] : this.settings.figure;
-    const untils = this.#untils(runs);
+    const untils = this.#untils(runs, round);
     runs.forEach((run, i) => {
       run.look(this.#imageOf(run), untils[i]);
     });
@@ -372,8 +372,7 @@ export class MapPanel {
   }
 
   /** For each run, the index of the current round of the replay; Infinity without a replay. */
-  #untils(runs) {
-    const { round } = this.replay;
+  #untils(runs, round) {
     if (round === null || round === undefined) return runs.map(() => Infinity);
     const time = runs[0].clock[round - 1] ?? runs[0].prefill;
     return runs.map((run, i) => (i ? run.roundAt(time) : round));
@@ -451,6 +450,25 @@ export class MapPanel {
     const { opacity } = this.settings;
     const withCells = (boxes) => this.panesIn(boxes).map((pane) => ({ ...pane, opacity }));
     await saveImage(name, grids, withCells, { figure, range: ends }, lines);
+  }
+
+  /**
+   * Download the replay of the shown image as a file, with the image and its map side by side.
+   *
+   * @param {string} kind one of `KINDS` in replay_file.js
+   */
+  async saveReplay(kind) {
+    const { run } = this;
+    const rounds = run.roundsOf(this.#imageOf(run));
+    const paint = (context, size, [left, right], share) => {
+      const shown = this.#shown(share < 1 ? rounds[Math.floor(share * rounds.length)] : null, [run]);
+      const [pane] = this.#panes(shown, [left], null, "#eee");
+      const map = { ...pane, box: right, bitmap: null };
+      draw(context, size, [{ ...pane, opacity: 0, values: pane.values.map(() => NaN), label: "" }, map]);
+    };
+    const title = [caption(run), headline(run)].join(" ");
+    await saveReplay(`replay-seed-${run.seed}`, kind, run, paint, title);
+    this.redraw();
   }
 
   /** The panes to draw in these boxes, unzoomed and without a cursor. */

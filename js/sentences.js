@@ -52,7 +52,7 @@ function atATime(run) {
 }
 
 /** Estimated speed-up, and whether drafts change the image. The latter would be ambiguous beside another run's image. */
-function headline(run, other = null) {
+export function headline(run, other = null) {
   if (run.plain) return texts.plain;
   if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
   const image = run.lantern ? texts.changedImage : texts.sameImage;

@@ -76,6 +76,7 @@ const ENGLISH = {
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
   save: "Save map as image",
+  saveReplay: { webp: "Save replay as animated WebP", webm: "Save replay as WebM video" },
   thirds: ["Top left", "Top", "Top right", "Left", "Center", "Right", "Bottom left", "Bottom", "Bottom right"],
   contrast: ([easy, most], [hard, least]) =>
     `Fastest: ${easy.toLowerCase()} (${most} per pass). Slowest: ${hard.toLowerCase()} (${least}).`,
@@ -200,6 +201,7 @@ const CHINESE = {
   zoomIn: "放大",
   zoomOut: "缩小",
   save: "把接受图保存为图像",
+  saveReplay: { webp: "把回放保存为 WebP 动图", webm: "把回放保存为 WebM 视频" },
   thirds: ["左上", "上方", "右上", "左侧", "中间", "右侧", "左下", "下方", "右下"],
   contrast: ([easy, most], [hard, least]) =>
     `最快：${easy}（每次前向 ${most} 个 token）。最慢：${hard}（${least} 个）。`,

@@ -121,7 +121,10 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(summary(a, b), /^1\.92× as fast as B \(measured in turns\) · 2 tokens at a time · 8 tokens drawn in 0\.1 s$/);
+  assert.match(
+    summary(a, b),
+    /^1\.92× as fast as B \(measured in turns\) · 2 tokens at a time · 8 tokens drawn in 0\.1 s$/,
+  );
   assert.match(summary(b, a, true), /^No drafting · 8 tokens/);
   const undrafted = summary(...pair({ speedup: 2.21 }, { prompt: "q" }));
   assert.match(undrafted, /^About 2\.2 times as fast as without drafts · /, "'same image' would mean image B");
@@ -144,9 +147,16 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
 
 test("the headline says how much faster a run was, in estimated times, and whether its image is the same", () => {
   const done = (header) => finished(made(header));
-  assert.match(summary(done({ speedup: 2.21 })), /^About 2\.2 times as fast as without drafts, same image · 2 tokens at a time · 8 tokens/);
+  assert.match(
+    summary(done({ speedup: 2.21 })),
+    /^About 2\.2 times as fast as without drafts, same image · 2 tokens at a time · 8 tokens/,
+  );
   assert.match(summary(done({ speedup: 2.21, relaxed: true })), /without drafts, image slightly changed ·/);
-  assert.match(summary(done({})), /^Same image as without drafts · 2 tokens at a time · 8 tokens/, "the speed is not known");
+  assert.match(
+    summary(done({})),
+    /^Same image as without drafts · 2 tokens at a time · 8 tokens/,
+    "the speed is not known",
+  );
   assert.match(summary(done({ speedup: 0.9 })), /^Same image as without drafts ·/);
   assert.equal(summary(made({ speedup: 2.21 })), "8 of 8 tokens · 77 tokens/s", "during the run");
   const details = Object.fromEntries(numbers(done({}), 0));
