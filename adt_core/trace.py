@@ -203,22 +203,24 @@ class Trace:
         Args:
             figure: `acceptance` is the number of tokens that the round emitted for this image. `depth` and `width` are
                 the depth and width of the verified tree. `time` is the round's time in milliseconds, divided by
-                `acceptance`.
+                `acceptance`. `moment` is the time in seconds from the start of the run to the end of the round.
             image: Index of the image.
 
         Returns:
             One list per row of the grid, with one number per cell; 0 for cells whose tokens were given.
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
-        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
+        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill, "moment": 0}
+        moment = 0.0
         tokens: list[float] = [0] * self.start + [first[figure]] * (self.length - self.start)
         for round in self.rounds:
+            moment += round.seconds
             for record in round.images:
                 if record.image == image:
                     emitted = record.accepted + 1
                     begin = record.position + 1
                     time = 1000 * round.seconds / emitted
-                    values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
+                    values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time, "moment": moment}
                     tokens[begin : begin + emitted] = [values[figure]] * emitted
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 

@@ -15,6 +15,7 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLANTERN"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapToImage", "ADTTreeRunStats", "ADTTreeBenchmark"),
+    "ADTTreeMapToVideo",
     *("ADTTreeDiagnostics", "ADTTreeTrainDrafter"),
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport"),
     *("ADTTreeGLMImageDecoderLoader", "ADTTreeGLMImageDecode"),
