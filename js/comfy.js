@@ -469,6 +469,14 @@ export function isEditable(widget) {
   return !widget.hidden && !widget.disabled && widget.options?.hidden !== true;
 }
 
+/** Dim a widget, also its text box, so that the user cannot change it. */
+export function setDisabled(node, widget, isDisabled) {
+  widget.disabled = isDisabled;
+  const { element } = widget;
+  if (element) Object.assign(element, { readOnly: isDisabled }).style.opacity = isDisabled ? "0.4" : "";
+  redrawNode(node);
+}
+
 /** Set the value of a widget, and call its callback as if the user had set the value. */
 export function setValue(node, widget, value) {
   widget.value = value;

@@ -53,15 +53,20 @@ const announced = new Map(); // execution id -> line of this pack, which the ser
 const lines = new Map(); // execution id -> last line under the node
 let workflow; // id of the workflow of the last run
 
-/** Show a line under a node; "" removes it. */
-function write(node, text, level = "info") {
+/** The folder with results that a line names, or "". @param {Shown} line */
+function folderOf({ parts }) {
+  return String(parts.find(({ parameters }) => parameters?.folder)?.parameters.folder ?? "");
+}
+
+/** Show a line under a node; "" removes it. `folder` is the folder that the line names. */
+function write(node, text, level = "info", folder = "") {
   if (!node) return;
   removeWidget(node, textPreview(node));
   if (!isOurs(node)) return;
   const map = maps.get(node);
   map?.showMessage(text, level);
   const isAboveMap = map && !map.widget.hidden;
-  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level);
+  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level, folder);
   else removeLine(node);
 }
 
@@ -117,7 +122,7 @@ function receive({ nodeId, text }) {
   const line = lineOf(id, text);
   lines.set(id, line);
   const node = nodeOf(id);
-  if (isOurs(node)) write(node, translate(line.parts), line.level);
+  if (isOurs(node)) write(node, translate(line.parts), line.level, folderOf(line));
   else if (textPreview(node)) textPreview(node).value = translate(line.parts);
 }
 
@@ -131,7 +136,7 @@ function clear(isRemoved) {
 }
 
 function clearProgress() {
-  clear((_, line) => !line.is_lasting);
+  clear((_, line) => !line.is_lasting && !folderOf(line)); // the user still needs to find the results
 }
 
 /** Forget the lines of another workflow. @param {{prompt_id?: string}} message about a prompt, {} for the open workflow */
@@ -188,7 +193,7 @@ function sentenceOf({ errors }) {
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
   if (openWorkflow() !== workflow) return;
-  for (const [id, { parts, level }] of lines) write(nodeAt(id), translate(parts), level);
+  for (const [id, line] of lines) write(nodeAt(id), translate(line.parts), line.level, folderOf(line));
 }
 
 // Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.

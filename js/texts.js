@@ -130,6 +130,10 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} replaced)`,
   compareWithPlain: "ADT-Tree: compare with no drafting",
   openBatch: "ADT-Tree: open as a batch",
+  copy: "copy path",
+  bundled: "bundled (demo, 128 px)",
+  memory: (gigabytes) => `needs ${gigabytes} GB`,
+  fits: { yes: ", fits", int8: ", fits with int8 weights", int4: ", fits with int4 weights", no: ", too large" },
   download: {
     "": (size) => `download, ${size}`,
     int8: (size) => `download, ${size}; fits with int8 weights`,
@@ -255,6 +259,10 @@ const CHINESE = {
   lookAlikes: (count) => `（替换 ${count} 个）`,
   compareWithPlain: "ADT-Tree：与不起草对比",
   openBatch: "ADT-Tree：作为批次打开",
+  copy: "复制路径",
+  bundled: "内置（演示，128 px）",
+  memory: (gigabytes) => `需要 ${gigabytes} GB`,
+  fits: { yes: "，可放入", int8: "，int8 权重可放入", int4: "，int4 权重可放入", no: "，超出显存" },
   download: {
     "": (size) => `下载，${size}`,
     int8: (size) => `下载，${size}；int8 权重可放入显存`,

@@ -100,6 +100,11 @@ class BatchResults:
     left_out: list[dict] = field(default_factory=list)
 
 
+_OF_THE_PAGE = "control_after_generate", "measurement"
+"""Inputs that the page adds: the first one to a seed when it exports a workflow, the second one when the user measures
+again, so that ComfyUI does not return a cached result."""
+
+
 def checked(function: Callable) -> Callable:
     """Wrap a function to reject unknown keyword arguments and values that do not match its annotations.
 
@@ -150,8 +155,7 @@ def with_warning(node: type[io.ComfyNode], output: io.NodeOutput) -> io.NodeOutp
     prompt = getattr(hidden, "prompt", None) or {}
     given = (prompt.get(getattr(hidden, "unique_id", None)) or {}).get("inputs") or {}
     known = [plug.id for plug in node.define_schema().inputs] if given else []
-    # The page may add "control_after_generate" to a seed when it exports a workflow.
-    unknown = ", ".join(shown(name) for name in given if name not in [*known, "control_after_generate"])
+    unknown = ", ".join(shown(name) for name in given if name not in [*known, *_OF_THE_PAGE])
     if unknown:
         warning = message("inputs.unknown", names=unknown, inputs=", ".join(known))
         tell(warning)
