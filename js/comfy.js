@@ -625,6 +625,7 @@ function startsOf(/** @type {any} */ graph, link) {
  * @returns {Set<GraphNode>}
  */
 export function upstreamOf(node, follows, found = new Set(), passed = new Set()) {
+  if (!node.graph) return found; // the node has been removed, and its map is drawn a last time
   const slots = [...(node.inputs ?? []).keys()].filter((slot) => follows(node.inputs[slot].name));
   for (const source of slots.flatMap((slot) => startsOf(node.graph, node.getInputLink(slot)))) {
     if (passed.has(source)) continue;

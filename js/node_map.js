@@ -53,7 +53,7 @@ const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
 const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
 const MIN_HEIGHT = 413; // with a run
-const SECOND_RUN_HEIGHT = 15; // additional text of a second run
+const SECOND_RUN_HEIGHT = 43; // additional text of a second run, and the controls to compare
 
 /** Node -> NodeMap, for the nodes of the open workflow and its subgraphs. */
 export const maps = new Map();

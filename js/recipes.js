@@ -17,9 +17,11 @@ import {
   openTemplate,
   registerExtension,
   setValue,
+  showError,
 } from "./comfy.js";
 import { textsOf } from "./png.js";
 import { FIRST } from "./templates.js";
+import { texts } from "./texts.js";
 
 const KEY = "adt_tree"; // keyword of the settings, as in adt_core/app/images.py
 const WORKFLOWS = ["workflow", "prompt"]; // keywords of ComfyUI's own texts
@@ -28,16 +30,16 @@ const CUSTOM = "custom";
 const METHODS = { "adt-tree": "Exact ADT-Tree", "no-drafting": "No drafting" }; // as in nodes/drafting.py
 const NOISES = { upstream: "original script" }; // as in nodes/sampling.py
 
-/** The settings in an image file, or null if ComfyUI can open it itself or it is not from this pack. */
+/** The settings in an image file; null if ComfyUI opens the file itself, {} if the settings are damaged. */
 async function recipeIn(file) {
   if (!file.name?.toLowerCase().endsWith(".png") || file.size > LARGEST) return null;
   const texts = textsOf(await file.arrayBuffer());
   if (WORKFLOWS.some((key) => key in texts) || !(KEY in texts)) return null;
   try {
     const recipe = JSON.parse(texts[KEY]);
-    return typeof recipe?.prompt === "string" ? recipe : null;
+    return typeof recipe?.prompt === "string" ? recipe : {};
   } catch {
-    return null;
+    return {};
   }
 }
 
@@ -108,6 +110,10 @@ registerExtension({
     onFile(async (file) => {
       const recipe = await recipeIn(file);
       if (!recipe) return false;
+      if (!recipe.prompt) {
+        showError(texts.unreadable(file.name));
+        return true;
+      }
       await openTemplate(FIRST, file.name.replace(/\.\w+$/, ""));
       fill(recipe);
       return true;

@@ -140,6 +140,7 @@ const ENGLISH = {
     int4: (size) => `download, ${size}; fits with int4 weights`,
     no: (size) => `download, ${size}; too large for this GPU`,
   },
+  unreadable: (file) => `${file} has settings of ADT-Tree that cannot be read; generate the image again.`,
   unknownFormat: (found, own) =>
     `A node was saved with format ${found}, but this ADT-Tree reads format ${own}; open the workflow with the version that saved it. The node is muted, and its values are kept.`,
 };
@@ -269,6 +270,7 @@ const CHINESE = {
     int4: (size) => `下载，${size}；int4 权重可放入显存`,
     no: (size) => `下载，${size}；超出显存`,
   },
+  unreadable: (file) => `${file} 中的 ADT-Tree 设置无法读取；请重新生成该图像。`,
   unknownFormat: (found, own) =>
     `有一个节点以格式 ${found} 保存，而此 ADT-Tree 读取格式 ${own}；请用保存它的版本打开工作流。该节点已静音，其值保持不变。`,
 };

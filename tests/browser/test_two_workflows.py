@@ -14,6 +14,8 @@ ONLY_PROMPTS = [name for name in RUNNABLE if "batch of prompts" not in name]
 SEED = 4711
 FIX = """() => app.graph.nodes.flatMap((n) => n.widgets ?? [])
   .filter((w) => w.name === 'control_after_generate').forEach((w) => { w.value = 'fixed'; })"""
+TINY = """() => app.graph.nodes.filter((n) => n.type === 'ADTTreeModelLoader')
+  .forEach((n) => { n.widgets[0].value = 'tiny'; })"""
 VALUES = """() => app.graph.nodes.flatMap((n) => (n.widgets ?? [])
   .filter((w) => w.name !== 'acceptance_map' && w.serialize !== false && !w.name.startsWith('$$'))
   .map((w) => [n.id, w.name, String(w.value)]))"""
@@ -38,6 +40,7 @@ def every_pair(names: list[str]) -> list[str]:
 def open_and_run(tab: ComfyPage, name: str) -> None:
     tab.open_template(name)
     tab.page.evaluate(SMALL, SEED)
+    tab.page.evaluate(TINY)
     tab.page.evaluate(FIX)
     before = tab.page.evaluate(VALUES)
     assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
