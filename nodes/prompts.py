@@ -76,6 +76,9 @@ class ADTTreePrompts(io.ComfyNode):
             "complete list; other nodes run once per prompt.",
             search_aliases=[
                 "prompt list",
+                "batch prompts",
+                "wildcard",
+                "csv",
                 "coco captions",
                 "parti prompts",
                 "load prompts",

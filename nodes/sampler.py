@@ -35,6 +35,8 @@ SEARCHED = (
     "speculative decoding",
     "generate image",
     "faster",
+    "upscale",
+    "加速",
     "jacobi",
     "continue image",
     "inpaint",
