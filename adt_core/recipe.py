@@ -28,7 +28,9 @@ from .settings import (
     text,
 )
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+AUTO = "auto"
+"""Value of the settings `dtype` and `device` that leaves the choice to `run.resolve`."""
+DTYPES = (AUTO, "float32", "float64", "bfloat16", "float16")
 """Choices of the setting `dtype`."""
 MAX_CODE = 2**20
 """Upper bound of a code (an image token)."""
@@ -48,8 +50,9 @@ class Loading(Settings):
 
     model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
     dtype: str = choice(
-        "float32",
-        "Precision of the computation; with `exact` on, drafting does not change the image in any of them.",
+        AUTO,
+        "Precision of the computation; with `exact` on, drafting does not change the image in any of them. auto: "
+        "float32 for the bundled model and on a CPU, else bfloat16 or what the device computes well.",
         DTYPES,
     )
     exact: str = choice(
@@ -109,7 +112,13 @@ class Recipe(Settings):
     suffix: str = text("", "Appended to every prompt.")
     kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MAX_CODE)
     sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MAX_CODE)
-    image_index: int = integer(0, "Index of the image among the images of its prompt.", 0, MAX_IMAGE_INDEX)
+    image_index: int = integer(
+        0,
+        "Index of the first image's noise: in a list, the number of the image minus 1.",
+        0,
+        MAX_IMAGE_INDEX,
+        metavar="N",
+    )
 
     @classmethod
     def options(cls) -> dict[str, Option]:

@@ -27,9 +27,9 @@ LAYERS = (
     ("recipe",),
     ("drafters",),
     ("engine",),
+    ("run",),
     ("app",),
     ("lab",),
-    ("commands",),
     ("api", "cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
@@ -209,7 +209,7 @@ OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 MAY_OPEN = {
     "adt_core/files.py": "checks the type of opened files",
     "adt_core/app/download.py": "regular files with names of its own, with verified hashes",
-    "adt_core/app/images.py": "restricts the image formats",
+    "adt_core/run/images.py": "restricts the image formats",
     "adt_core/app/distributed.py": "the null device",
     "nodes/schema.py": "pages of the pack",
 }
