@@ -220,8 +220,8 @@ class Trace:
                     emitted = record.accepted + 1
                     begin = record.position + 1
                     time = 1000 * round.seconds / emitted
-                    values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time, "moment": moment}
-                    tokens[begin : begin + emitted] = [values[figure]] * emitted
+                    values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
+                    tokens[begin : begin + emitted] = [(values | {"moment": moment})[figure]] * emitted
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 
     def to_json(self) -> dict:

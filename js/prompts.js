@@ -1,6 +1,7 @@
 /** The text of ADT-Tree Prompts is dimmed while a file is chosen, because the node then ignores it. */
 
-import { callAfter, findWidget, registerExtension, setDisabled } from "./comfy.js";
+import { callAfter, findWidget, registerExtension, setDisabled, setLabels } from "./comfy.js";
+import { texts } from "./texts.js";
 
 const TYPED = "(the text below)"; // as in nodes/prompts.py
 
@@ -13,7 +14,9 @@ registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass !== "ADTTreePrompts") return;
-    callAfter(findWidget(node, "file"), "callback", () => update(node));
+    const file = findWidget(node, "file");
+    setLabels(file, (value) => (value === TYPED ? texts.typed : (value ?? "")));
+    callAfter(file, "callback", () => update(node));
     callAfter(node, "onConfigure", () => update(node));
     update(node);
   },

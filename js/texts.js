@@ -131,6 +131,7 @@ const ENGLISH = {
   compareWithPlain: "ADT-Tree: compare with no drafting",
   openBatch: "ADT-Tree: open as a batch",
   copy: "copy path",
+  typed: "(the text below)", // instead of a file of prompts
   bundled: "bundled (demo, 128 px)",
   memory: (gigabytes) => `needs ${gigabytes} GB`,
   fits: { yes: ", fits", int8: ", fits with int8 weights", int4: ", fits with int4 weights", no: ", too large" },
@@ -261,6 +262,7 @@ const CHINESE = {
   compareWithPlain: "ADT-Tree：与不起草对比",
   openBatch: "ADT-Tree：作为批次打开",
   copy: "复制路径",
+  typed: "（下面的文本）",
   bundled: "内置（演示，128 px）",
   memory: (gigabytes) => `需要 ${gigabytes} GB`,
   fits: { yes: "，可放入", int8: "，int8 权重可放入", int4: "，int4 权重可放入", no: "，超出显存" },
