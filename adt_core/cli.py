@@ -70,7 +70,7 @@ def _message(error: Exception) -> str:
         # The engine has already tried one image at a time, so a smaller batch can't help.
         return "not enough memory for this model; try --weights int8 or int4, or a smaller tree with --drafts."
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}."
+        return one_line(f"{error.filename}: {error.strerror}.")
     if sentence := missing_library(error):
         return sentence
     return (

@@ -1,18 +1,18 @@
 """ComfyUI nodes of the pack: sockets, schemas and memory management. Models and decoding are in `adt_core`."""
 
 from comfy_api.v0_0_2 import ComfyExtension, io
-from server import PromptServer
 
 from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeBatchReport
+from .comfy_runtime import server
 from .compare import ADTTreeCompare
 from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
 from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
-from .prompts import ADTTreePrompts
+from .prompts import VALIDATION, ADTTreePrompts
 from .run_stats import ADTTreeMapToImage, ADTTreeRunStats
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
@@ -27,8 +27,10 @@ class ADTTreeExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
         web_address.register()
-        for handler in (saved_map.remind, map_homes.announce):
-            PromptServer.instance.add_on_prompt_handler(handler)
+        web_address.warn_of_copies("ADTTreeSampler")
+        if (instance := server()) is not None:
+            for handler in (VALIDATION.renew, saved_map.remind, map_homes.announce):
+                instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

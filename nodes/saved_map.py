@@ -29,7 +29,8 @@ MAX_SAVED = 28_000
 """Maximum number of characters of the data of all maps of a node in image files."""
 # Fields of a record (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
-_LONGEST_TEXT = 2**14  # maximum number of characters of a prompt's text that a map keeps, as in js/saved_map.js
+_LONGEST_TEXT = 100_000  # maximum number of characters of all typed texts; longer texts are left out
+_MOST_NODES, _MOST_TEXTS = 100, 20  # maximum number of nodes with typed texts, and of texts of a node
 _KEPT = 32  # maximum number of entries in `_finished`
 
 # Digest of a node and its upstream nodes -> entry with the node's maps, for results from ComfyUI's cache.
@@ -108,8 +109,9 @@ def _jumps(records: list[ImageRound]) -> Iterable[int]:
     """
     expected: dict[int, int] = {}
     for record in records:
-        jump = record.position - expected.get(record.image, 0)
-        expected[record.image] = record.position + record.accepted + 1
+        position = record.first - 1  # kept tokens that the round has read are left out
+        jump = position - expected.get(record.image, 0)
+        expected[record.image] = position + record.accepted + 1
         yield 2 * jump if jump >= 0 else -2 * jump - 1
 
 
@@ -244,21 +246,23 @@ def texts_of(prompt: dict | None, node: Any) -> dict[str, dict[str, str]]:
     """Return the texts that the user has typed for the prompts of a sampler: node id -> input id -> text.
 
     The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
-    Very long texts are left out.
+    It ends after `_MOST_NODES` nodes and `_LONGEST_TEXT` characters, because a prompt can have any size.
 
     Args:
         prompt: Prompt in ComfyUI's API format.
         node: Execution id of the sampler.
     """
+    left = _LONGEST_TEXT
     texts: dict[str, dict[str, str]] = {}
     pending = [inputs_of(prompt, node).get(name) for name in ("positive", "negative")]
     while pending:
         given = pending.pop()
         number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
-        if number is not None and number not in texts:
+        if number is not None and number not in texts and len(texts) < _MOST_NODES:
             inputs = inputs_of(prompt, number)
-            typed = {name: value for name, value in inputs.items() if isinstance(value, str)}
-            texts[number] = {name: value for name, value in typed.items() if len(value) <= _LONGEST_TEXT}
+            typed = {name: value for name, value in inputs.items() if isinstance(value, str) and len(value) <= left}
+            texts[number] = dict(list(typed.items())[:_MOST_TEXTS])
+            left -= sum(map(len, texts[number].values()))
             pending += [value for name, value in inputs.items() if name != "clip"]
     return {number: typed for number, typed in texts.items() if typed}
 

@@ -7,12 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
+from ..run import race
 from ..run.batch_size import default_batch_size
-from ..run.identity import SETTINGS_KEY
 from ..run.jobs import Job, JobList, fit
 from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
@@ -115,7 +113,7 @@ class GenerateWorker:
         loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
         sources = continuation.source_codes(args.image_to_image, loaded.target) or loaded.recipe.sources
         target = with_sources(loaded.target, sources)
-        kept = continuation.prefix_codes(args.image_to_image, target) or loaded.recipe.kept
+        kept = continuation.kept_codes(args.image_to_image, target) or loaded.recipe.kept
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
         self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))
@@ -134,14 +132,14 @@ class GenerateWorker:
         pipeline = self._pipeline
         target = pipeline.target
         args = self._plan.args
-        kept = target.tokens(torch.tensor([pipeline.recipe.kept], dtype=torch.long)).shape[1]
         methods = 2 if args.files.compare else 1
         if args.batch.batch_size is not None or not self._plan.is_list:
             batch_size = args.batch.batch_size or args.batch.num_images_per_prompt
         else:
             batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
-        settings = pipeline.decoding(["x"]).request.settings()
-        return GenerateFacts(methods * (target.length - kept), batch_size, Identity.of(pipeline), settings, notes)
+        request = pipeline.decoding(["x"]).request
+        tokens = target.length - int(request.kept.given.sum())
+        return GenerateFacts(methods * tokens, batch_size, Identity.of(pipeline), request.settings(), notes)
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.
@@ -172,29 +170,27 @@ class GenerateWorker:
     def _compared(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
         pipelines = [self._pipeline, self._plain]
         if not self._turns:
-            for pipeline in pipelines:
-                pipeline.decoding([job.text for job in jobs], batch_size=self.facts.batch_size).warm_up()
-        self._turns += 1
+            texts = [job.text for job in jobs]
+            race.warm_up(pipeline.decoding(texts, batch_size=self.facts.batch_size) for pipeline in pipelines)
         images: dict[str, dict[Job, Finished]] = {}
-        # The order of the methods alternates, so that changes of the machine's load affect both methods.
-        for pipeline in pipelines[:: 1 if self._turns % 2 else -1]:
+        for pipeline in race.order(pipelines, self._turns):
             mine = images[pipeline.recipe.drafting.method] = {}
             for tokens, finished in self._decoded(jobs, pipeline):
                 mine |= {image.job: image for image in finished}
                 yield GenerateStep(tokens)
-        yield GenerateStep(
-            images=[self._image(images[self._pipeline.recipe.drafting.method][job], images[PLAIN][job]) for job in jobs]
-        )
+        self._turns += 1
+        chosen = images[self._pipeline.recipe.drafting.method]
+        yield GenerateStep(images=[self._image(chosen[job], images[PLAIN][job]) for job in jobs])
 
     def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
         """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""
-        more: dict[str, Any] = {SETTINGS_KEY: self.facts.identity.key}
+        compared = {}
         if plain is not None:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
-            more["figures"] = {**finished.figures, **compared}
-        result = finished.result(**more)
+        listed = finished.listed(self.facts.identity.key, **compared)
+        result = finished.result(**(listed if self._plan.is_list else {}))
         trace = _trace(result.trace) if self._plan.args.files.trace else {}
-        return FinishedImage(finished.job, result.png, result.record, trace)
+        return FinishedImage(finished.job, result.png, {**result.record, **listed}, trace)
 
 
 def _trace(trace: Trace) -> dict[str, Any]:

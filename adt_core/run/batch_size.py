@@ -8,6 +8,7 @@ import psutil
 
 from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, free_bytes, required_bytes
 from ..errors import AdtError
+from ..memory_limit import memory_limit
 from .runner import Runner
 
 CPU_BATCH_SIZE = 8
@@ -26,7 +27,7 @@ def default_batch_size(pipeline: Runner, prompts: Sequence[str], processes: int 
     prompt = _longest(pipeline, prompts)
     device = pipeline.target.decoder.embedding.device
     is_cpu = device.type == "cpu"
-    free = MEMORY_SHARE * (psutil.virtual_memory().available / processes if is_cpu else free_bytes(device))
+    free = MEMORY_SHARE * (_available_bytes() / processes if is_cpu else free_bytes(device))
     size = CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE
     while size > 1 and prompt is not None:
         request = pipeline.decoding([prompt] * (2 * size)).request
@@ -34,6 +35,14 @@ def default_batch_size(pipeline: Runner, prompts: Sequence[str], processes: int 
             break
         size //= 2
     return size
+
+
+def _available_bytes() -> float:
+    """Return the free main memory. In some containers it can't be read; then only the limit of the process counts."""
+    try:
+        return psutil.virtual_memory().available
+    except (OSError, RuntimeError):
+        return memory_limit().bytes
 
 
 def _longest(pipeline: Runner, prompts: Sequence[str]) -> str | None:

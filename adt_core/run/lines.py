@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import AdtError
-from ..files import add_line, opened, parse_json, reason, write_with
+from ..files import LARGEST_JSON, add_line, bounded_lines, opened, parse_json, reason, write_with
 from .jobs import Job, JobList
 
 BEGINNING = b'{"image": '
@@ -129,11 +129,10 @@ class ImageLines:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the content of each line."""
     try:
-        with opened(path) as file:
-            offset = 0
-            for line in file:
-                yield offset, line
-                offset += len(line)
+        offset = 0
+        for line in bounded_lines(path, LARGEST_JSON * 2**20):
+            yield offset, line
+            offset += len(line)
     except OSError as error:
         raise AdtError(f"'{path}' can't be read ({reason(error)}); delete it, or choose another file.") from error
 

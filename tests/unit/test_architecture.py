@@ -19,7 +19,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
-    ("cache_folder", "environment", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
+    (
+        "cache_folder",
+        "environment",
+        "errors",
+        "files",
+        "memory_limit",
+        "messages",
+        "runtime",
+        "untrusted",
+        "untrusted_tar",
+        "version",
+    ),
     ("settings", "trace"),
     ("rules",),
     ("kernels", "models"),
@@ -101,6 +112,23 @@ def test_imports_point_down():
         if module.split(".")[0] == "adt_core" and layer(module) > layer(dotted(path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_decodings_are_driven_in_one_place():
+    """`Runner.run` is the loop over decodings, and the race lets them take turns. The others measure single rounds."""
+    allowed = {
+        "adt_core/run/runner.py": "the loop",
+        "adt_core/run/race.py": "turns",
+        "adt_core/app/diagnostics.py": "measures the first rounds of a method",
+        "adt_core/lab/training/estimate.py": "measures the first rounds of a training's images",
+    }
+    driving = re.compile(r"\.finished\(\)|\biter\(decoding\)")
+    found = {
+        path
+        for path in SHIPPED
+        if not path.startswith("adt_core/engine/") and driving.search((ROOT / path).read_text(encoding="utf-8"))
+    }
+    assert found == set(allowed)
 
 
 def test_imports_have_no_cycles():
@@ -232,6 +260,67 @@ def test_files_and_images_are_opened_in_one_place():
     assert not wrong, "\n".join(wrong)
 
 
+FOREIGN_ATTRIBUTES = {
+    *("bar.bar_format", "bar.n", "weight.grad", "decoder._modules", "config._attn_implementation"),
+    *("output.ui", "plug.tooltip", "plug.optional", "plug.min"),
+    "weakref.finalize(self, release, decoder).atexit",
+}
+"""Attributes of objects of other libraries that are set here."""
+SET_BY_NAME = {"self", "selected", "layer", "parent"}
+"""Objects on which `setattr` sets declared attributes or modules."""
+
+
+def undeclared_state(tree: ast.Module, declared: set[str]) -> list[str]:
+    """Return the places where state is attached to an object whose class does not declare it."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr not in declared:
+            found += [f"{node.lineno}: {ast.unparse(node)}"] * (ast.unparse(node) not in FOREIGN_ATTRIBUTES)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            found += [f"{node.lineno}: {ast.unparse(node)}"] * (ast.unparse(node.args[0]) not in SET_BY_NAME)
+    return found
+
+
+def declared_attributes(tree: ast.Module) -> set[str]:
+    """Return the attributes that the classes of a module declare: in their bodies, or by an assignment to `self`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found |= {name for statement in node.body for name in _stored(statement)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+    return found
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def test_state_is_declared_where_it_is_stored():
+    declared = set().union(*map(declared_attributes, SHIPPED.values()))
+    found = {path: undeclared_state(tree, declared) for path, tree in SHIPPED.items()}
+    assert {path: places for path, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize(
+    "source, number",
+    [
+        ("def f(x): x.cached = 1", 1),
+        ("def f(x): x.__dict__.setdefault('cached', 1)", 1),
+        ("def f(x): setattr(x, 'cached', 1)", 1),
+        ("class A:\n    cached: int = 0\ndef f(x: A): x.cached = 1", 0),
+    ],
+)
+def test_undeclared_state_is_detected(source, number):
+    tree = ast.parse(source)
+    assert len(undeclared_state(tree, declared_attributes(tree))) == number
+
+
 def test_private_names_of_torch_are_in_one_file():
     """A new version of torch may remove private names. The same file contains replacements for removed names."""
     private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
@@ -325,7 +414,7 @@ def assigns_unrelated_values(statement: ast.Assign) -> bool:
 
 
 def test_one_statement_per_line():
-    sources = SHIPPED | modules("benchmarks", "model_making", "assets")
+    sources = SHIPPED | modules("benchmarks", "model_making", "docs/assets")
     sources["dev.py"] = ast.parse((ROOT / "dev.py").read_text(encoding="utf-8"))
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"

@@ -498,3 +498,17 @@ def test_long_lists_start_soon_and_need_little_memory(tmp_path, suffix):
     out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
     count, seconds, memory = map(float, out)
     assert count == 100_000 and seconds < 2 and memory < 200
+
+
+@pytest.mark.parametrize("seed", ["1.23457E+18", "1.23457e18", 1.23457e18, float(2**60)])
+def test_a_seed_without_its_last_digits_is_refused(tmp_path, seed):
+    """Spreadsheets and floating-point columns round large numbers; the image would have another seed than was meant."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a cat", "seed": seed}), encoding="utf-8")
+    with pytest.raises(AdtError, match="line 1, key 'seed' is .*has lost its last digits; store the column as text"):
+        read_all(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("seed, number", [("1.2E+5", 120000), ("1234567890123456789", 1234567890123456789), (7.0, 7)])
+def test_exact_seeds_are_read(tmp_path, seed, number):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a cat", "seed": seed}), encoding="utf-8")
+    assert read_all(tmp_path / "a.jsonl")[0].seed == number

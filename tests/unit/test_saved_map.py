@@ -211,7 +211,7 @@ def test_map_of_another_workflow_gets_the_texts_of_this_one():
     def request(positive: str, negative: str) -> dict:
         prompt = {
             positive: {"class_type": "CLIPTextEncode", "inputs": {"text": "a house", "clip": ["9", 1]}},
-            negative: {"class_type": "CLIPTextEncode", "inputs": {"text": "fog" * 9_000, "clip": ["9", 1]}},
+            negative: {"class_type": "CLIPTextEncode", "inputs": {"text": "fog" * 40_000, "clip": ["9", 1]}},
             "9": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled"}},
         }
         links = {"positive": [positive, 0], "negative": [negative, 0]}
