@@ -83,7 +83,7 @@ TEMPLATES = {
     "training.kept_steps": "{steps} steps kept. Press Run to continue.",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
-    "training.time": "; about {minutes} min in all",
+    "training.left": "; about {seconds} s left",
 }
 """English text by key. Names in braces are parameters. The translations are in `locales/LANGUAGE/main.json`."""
 

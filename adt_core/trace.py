@@ -266,23 +266,34 @@ class Trace:
             figure: `acceptance` is the number of tokens that the round emitted for this image. `depth` and `width` are
                 the depth and width of the verified tree. `time` is the round's time in milliseconds, divided by
                 `acceptance`. `certainty` is the target's probability of the most probable token, which differs between
-                the tokens of a round.
+                the tokens of a round. `moment` is the time in seconds from the start of the run to the end of the
+                round.
             image: Index of the image.
 
         Returns:
             One list per row of the grid, with one number per cell; 0 for cells whose tokens were given.
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
-        first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill, "certainty": 0}
+        first: dict[str, float] = {
+            "acceptance": 1,
+            "depth": 0,
+            "width": 0,
+            "time": prefill,
+            "certainty": 0,
+            "moment": 0,
+        }
+        moment = 0.0
         given = self.given[image] if self.given else [False] * self.length
-        tokens: list[float] = [0 if is_given else first[figure] for is_given in given]
+        tokens: list[float] = [0 if is_given else first for is_given in given]
         for round in self.rounds:
+            moment += round.seconds
             for record in round.images:
                 if record.image == image:
                     emitted = record.accepted + 1
                     begin = record.first
                     time = 1000 * round.seconds / emitted
                     values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
+                    values["moment"] = moment
                     same = [values.get(figure, 0.0)] * emitted
                     own = list(record.probabilities) if figure == "certainty" else []
                     tokens[begin : begin + emitted] = own or same

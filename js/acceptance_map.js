@@ -20,7 +20,8 @@ import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
-import { homesOf, keep, noteHomes, noteStart, noteSuccess, parts, remember, seen } from "./runs.js";
+import { canEncode, KINDS } from "./replay_file.js";
+import { homesOf, keep, noteQueued, noteStart, noteSuccess, parts, remember, seen, workflowOf } from "./runs.js";
 import { Budget } from "./saved_map.js";
 import { setLanguage, texts } from "./texts.js";
 
@@ -30,8 +31,8 @@ const EXTRA = "adt_tree_maps"; // key in `extra` of a workflow in an image file,
 /** Data about the workflow that is being loaded (see `NodeMap.restore`), or null. */
 let loading = null;
 
-/** Data about the running prompt: the id of its latest run, and the id of the workflow that was open when it began. */
-const running = { id: null, workflow: undefined };
+/** Data about the running prompt: the id of its latest run, its own id, and the id of its workflow. */
+const running = { id: null, prompt: null, workflow: undefined };
 
 /**
  * The home of the map for a message about a node, or undefined. If this tab did not queue the prompt, the homes of the
@@ -71,17 +72,17 @@ function finish(message) {
 }
 
 /** Store which maps belong to a queued prompt, because the user may open another workflow before it runs. */
-function queued({ prompt, homes }) {
-  noteHomes(
-    prompt,
-    homes,
+function queued(message) {
+  noteQueued(
+    message,
     [...maps.values()].map((map) => map.home),
   );
 }
 
 function start(message) {
   running.id = null;
-  running.workflow = openWorkflow();
+  running.prompt = message.prompt_id;
+  running.workflow = workflowOf(message.prompt_id) ?? openWorkflow();
   noteStart(message.prompt_id);
   stop();
   refreshCaptions();
@@ -90,6 +91,12 @@ function start(message) {
 function succeed(message) {
   noteSuccess(message.prompt_id);
   refreshCaptions();
+}
+
+/** A node has begun to run, or the prompt has ended. @param {string | null} node */
+function execute(node) {
+  const map = node === null ? null : mapAt(homeOf(running.prompt, String(node), running.workflow));
+  for (const one of maps.values()) one.prepare(one === map);
 }
 
 function stop() {
@@ -104,6 +111,7 @@ listen({
   executed: finish,
   b_preview_with_metadata: ({ jobId, displayNodeId, nodeId, blob }) =>
     mapAt(homeOf(jobId, displayNodeId ?? nodeId))?.preview(blob),
+  executing: execute,
   execution_start: start,
   execution_success: succeed,
   execution_interrupted: stop,
@@ -186,6 +194,11 @@ registerExtension({
 
   getNodeMenuItems(node) {
     const map = maps.get(node);
-    return map?.run ? [{ content: texts.save, callback: () => map.panel.save() }] : [];
+    if (!map?.run) return [];
+    const kinds = map.run.state === "done" ? KINDS.filter(canEncode) : [];
+    return [
+      { content: texts.save, callback: () => map.panel.save() },
+      ...kinds.map((kind) => ({ content: texts.saveReplay[kind], callback: () => map.panel.saveReplay(kind) })),
+    ];
   },
 });

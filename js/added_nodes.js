@@ -1,6 +1,17 @@
 /** Nodes that a command adds below a sampler: a comparison with decoding without drafts, or a batch. */
 
-import { addNode, connect, copyLink, findWidget, freePlace, originOf, showNodes } from "./comfy.js";
+import {
+  addNode,
+  connect,
+  copyLink,
+  countRun,
+  findWidget,
+  freePlace,
+  nodesOf,
+  originOf,
+  showNodes,
+  targetsOf,
+} from "./comfy.js";
 import { disableOverridden, OVERRIDDEN } from "./preset.js";
 
 const COPIED = ["seed", "preset", "drafting", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
@@ -20,6 +31,29 @@ function copyInputs(from, node) {
   for (const name of [...COPIED, ...LINKED]) copyLink(from, name, node);
   findWidget(node, "control_after_generate").value = "fixed";
   disableOverridden(node);
+}
+
+const MEASURES = "adt_tree_measures"; // property of a comparison: the tag of the sampler that it measures
+
+/** The nodes of the comparison that was added for a sampler before, or null if it has been changed or removed. */
+function addedBefore(sampler, tag) {
+  const compare = nodesOf(sampler.graph).find(({ properties }) => properties[MEASURES] === tag);
+  const preview = compare && targetsOf(compare, 0).find(({ type }) => type === "PreviewImage");
+  return preview ? [compare, preview] : null;
+}
+
+/**
+ * Compare a sampler with decoding without drafts, and return the nodes of the comparison. They are added at first.
+ *
+ * @param {string} tag random text that identifies the sampler, see node_map.js
+ */
+export function measured(sampler, tag) {
+  const known = addedBefore(sampler, tag);
+  if (known) copyInputs(sampler, known[0]);
+  const [compare, preview] = known ?? compareWithPlain(sampler);
+  compare.properties[MEASURES] = tag;
+  countRun(compare); // otherwise ComfyUI would show the numbers of the last time
+  return [compare, preview];
 }
 
 /** Add a comparison of a sampler with decoding without drafts, and return its nodes. */

@@ -24,6 +24,7 @@ import { own } from "./own.js";
 
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
 const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
+const TITLE = 30; // pixels, height of the title of a node
 const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
 
 // ---- page ----------------------------------------------------------------------------------
@@ -66,6 +67,17 @@ export function onPrompt(sent, answered) {
   };
 }
 
+/**
+ * Let a function handle the files that the user opens or drops before ComfyUI does. The page has no event for this.
+ *
+ * @param {(file: File) => Promise<boolean>} open returns whether it has opened the file
+ */
+export function onFile(open) {
+  const page = /** @type {any} */ (app);
+  const { handleFile } = page;
+  page.handleFile = async (file, ...rest) => (await open(file)) || handleFile.call(app, file, ...rest);
+}
+
 /** The value of a setting, or undefined. */
 export function getSetting(id) {
   return app.extensionManager?.setting?.get(id);
@@ -86,13 +98,13 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
-/** Open a workflow template of a pack, which the server finds by the template's name. */
-export async function openTemplate(name) {
+/** Open a workflow template of a pack, which the server finds by the template's name, under a title. */
+export async function openTemplate(name, title = name) {
   const packs = await (await api.fetchApi("/workflow_templates")).json();
   const [pack] = Object.keys(packs).filter((pack) => packs[pack].includes(name));
   const path = [pack, `${name}.json`].map(encodeURIComponent).join("/");
   const workflow = await (await api.fetchApi(`/workflow_templates/${path}`)).json();
-  await app.loadGraphData(workflow, true, true, name);
+  await app.loadGraphData(workflow, true, true, title);
   showAll();
 }
 
@@ -281,6 +293,20 @@ export function addNode(type, beside, pos) {
 }
 
 /**
+ * Add a node to the left of another one, below everything there, and link its output to an input of the other node.
+ *
+ * @param {[GraphNode, number, string]} [from] node, its output, and the input of the new node to which it is linked
+ */
+export function addBefore(node, type, name, from) {
+  const boxes = node.graph.nodes.map(boxOfNode);
+  const added = addNode(type, node, [Math.min(...boxes.map(([x]) => x)), 0]);
+  added.pos[1] = Math.max(...boxes.map(([, y, , height]) => y + height)) + 2 * TITLE;
+  connect(added, 0, node, name);
+  if (from) connect(from[0], from[1], added, from[2]);
+  return added;
+}
+
+/**
  * Left, top, width and height of a node with its title. Nodes 2.0 may draw it larger than its stored size.
  *
  * @returns {number[]}
@@ -443,6 +469,14 @@ export function isEditable(widget) {
   return !widget.hidden && !widget.disabled && widget.options?.hidden !== true;
 }
 
+/** Dim a widget, also its text box, so that the user cannot change it. */
+export function setDisabled(node, widget, isDisabled) {
+  widget.disabled = isDisabled;
+  const { element } = widget;
+  if (element) Object.assign(element, { readOnly: isDisabled }).style.opacity = isDisabled ? "0.4" : "";
+  redrawNode(node);
+}
+
 /** Set the value of a widget, and call its callback as if the user had set the value. */
 export function setValue(node, widget, value) {
   widget.value = value;
@@ -476,6 +510,17 @@ export function choicesOf(widget) {
 export function sendWhile(widget, counts) {
   const usual = widget.value;
   widget.serializeValue = () => (counts() ? widget.value : usual);
+}
+
+const COUNTER = "measurement"; // name of the widget of `countRun`
+
+/** Let ComfyUI run a node again although its inputs are the same. The server ignores the additional input. */
+export function countRun(node) {
+  const options = { hidden: true, canvasOnly: true };
+  const widget = findWidget(node, COUNTER) ?? node.addWidget("number", COUNTER, 0, () => {}, options);
+  widget.hidden = true;
+  widget.serialize = false; // not in the workflow
+  widget.value = Date.now();
 }
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
@@ -556,18 +601,49 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
+/** The nodes that hold a subgraph. @returns {GraphNode[]} */
+function hostsOf(graph) {
+  return nodesOf().filter((node) => subgraphOf(node) === graph);
+}
+
+/** The node at the start of a link, and the index of its output. Subgraphs are entered and left. */
+function startsOf(/** @type {any} */ graph, link) {
+  if (!link) return [];
+  const host = graph.getNodeById(link.origin_id);
+  if (!host) return hostsOf(graph).flatMap((one) => startsOf(one.graph, one.getInputLink(link.origin_slot)));
+  const inner = /** @type {any} */ (subgraphOf(host));
+  if (!inner) return [host];
+  const ids = inner.outputs[link.origin_slot]?.linkIds ?? [];
+  return ids.flatMap((id) => startsOf(inner, inner.getLink(id)));
+}
+
 /**
- * The nodes that are linked to the inputs of a node. `names` restricts the inputs; null selects all inputs. If a link
- * comes from outside the subgraph, the list contains null for it.
+ * All nodes upstream of inputs of a node that the server runs, also outside and inside of subgraphs.
+ *
+ * @param {GraphNode} node
+ * @param {(name: string) => boolean} follows whether to follow the links of an input, by its name
+ * @returns {Set<GraphNode>}
  */
-export function sourcesOf(node, names = null) {
-  const slots = [...(node.inputs ?? []).keys()].filter((slot) => !names || names.includes(node.inputs[slot].name));
-  return slots.filter((slot) => node.isInputConnected(slot)).map((slot) => node.getInputNode(slot));
+export function upstreamOf(node, follows, found = new Set(), passed = new Set()) {
+  if (!node.graph) return found; // the node has been removed, and its map is drawn a last time
+  const slots = [...(node.inputs ?? []).keys()].filter((slot) => follows(node.inputs[slot].name));
+  for (const source of slots.flatMap((slot) => startsOf(node.graph, node.getInputLink(slot)))) {
+    if (passed.has(source)) continue;
+    passed.add(source);
+    if (runsItself(source)) found.add(source);
+    upstreamOf(source, (name) => name !== "clip", found, passed);
+  }
+  return found;
 }
 
 /** The node of the same graph that is linked to an input, or undefined. */
 export function originOf(node, name) {
   return isLinked(node, name) ? node.graph.getNodeById(node.getInputLink(slotOf(node, name))?.origin_id) : undefined;
+}
+
+/** The nodes to which an output of a node, given by its index, is linked. @returns {GraphNode[]} */
+export function targetsOf(node, output) {
+  return node.getOutputNodes(output) ?? [];
 }
 
 /** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */

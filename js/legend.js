@@ -50,7 +50,8 @@ export class Legend {
     const none = pending ? [make("span", { className: "adt-map-none" }), make("span", {}, texts.pending)] : [];
     const isSwatches = scaleOf(figure).whole && high - low < MAX_SWATCHES;
     const colours = isSwatches ? swatches(low, high) : gradient();
-    this.element.replaceChildren(...none, make("span", {}, dark), colours, make("span", {}, light));
+    const first = isSwatches ? [] : [make("span", {}, dark)]; // swatches have their numbers
+    this.element.replaceChildren(...none, ...first, colours, make("span", {}, light));
   }
 }
 
@@ -58,7 +59,7 @@ export class Legend {
 function swatches(low, high) {
   const ramp = make("span", { className: "adt-map-ramp" });
   for (let value = low; value <= high; value++) {
-    const swatch = make("span", { className: "adt-map-swatch" }, String(value));
+    const swatch = make("span", { className: "adt-map-swatch" }, value < high ? String(value) : "");
     const share = (value - low) / (high - low);
     swatch.style.background = cssColour(share);
     swatch.style.color = share > DARK ? "#111" : "#fff";

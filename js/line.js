@@ -9,7 +9,9 @@ export class Line {
     this.content = make("div", { className: "adt-line-text", role: "status" });
     this.more = make("button", { type: "button", className: "adt-link", hidden: "" }, texts.more);
     this.more.onclick = () => this.#expand(!this.isExpanded);
-    this.element = make("div", { className: "adt-line" }, this.content, this.more);
+    this.copy = make("button", { type: "button", className: "adt-link", hidden: "" }, texts.copy);
+    this.copy.onclick = () => navigator.clipboard?.writeText(this.folder);
+    this.element = make("div", { className: "adt-line" }, this.content, this.copy, this.more);
     this.observer = new ResizeObserver(() => {
       if (!this.element.offsetHeight) return; // the node is not visible
       const isCut = this.content.scrollHeight > this.content.clientHeight + 1;
@@ -33,9 +35,16 @@ export class Line {
     return this.content.textContent;
   }
 
-  /** Show a text in the colour of its level, see `Level` in progress_text.js. */
-  show(text, level) {
+  /**
+   * Show a text in the colour of its level, see `Level` in progress_text.js.
+   *
+   * @param {string} folder folder that the text names, which the user can copy; "" for none
+   */
+  show(text, level, folder = "") {
     this.element.dataset.level = level;
+    this.folder = folder;
+    this.copy.hidden = !folder;
+    this.copy.title = folder;
     if (text === this.text) return;
     this.#expand(false);
     this.content.textContent = text;

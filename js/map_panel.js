@@ -12,8 +12,9 @@ import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
 import { draw, hit, layout, within, zoomed } from "./map_view.js";
 import { draftTree, Replay } from "./replay.js";
+import { saveReplay } from "./replay_file.js";
 import { saveImage } from "./save_image.js";
-import { caption, describe, numbers, sentence, summary, titleOf, tokenNumbers } from "./sentences.js";
+import { caption, describe, headline, numbers, sentence, summary, titleOf, tokenNumbers } from "./sentences.js";
 import { texts } from "./texts.js";
 import { placeTip } from "./tooltip.js";
 
@@ -30,6 +31,7 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  * - `off` is the note in the caption if the map is from an earlier run, because the node is or was muted or bypassed,
  *   else "".
  * - `changed` stores the settings after a change, and `grow` makes the node higher.
+ * - `preparing` is the text while the node runs but has made no tokens yet, else "".
  * - `measure` compares the run with one without drafts, and `canMeasure` returns whether this is possible.
  * - `drawn` is called after each drawing.
  *
@@ -38,6 +40,7 @@ const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed
  *   choose: (id: string) => import("./map_model.js").Run | null,
  *   differences: (run: import("./map_model.js").Run) => import("./caption.js").Difference[],
  *   off: string,
+ *   preparing: string,
  *   changed: () => void,
  *   grow: (pixels: number) => void,
  *   measure: () => void,
@@ -86,7 +89,7 @@ export class MapPanel {
       moved: this.redraw,
     });
     this.replay = new Replay(this.redraw);
-    const layers = [this.canvas, this.compare.line, this.zoom, this.replay.label, this.tip];
+    const layers = [this.canvas, this.compare.line, this.zoom, this.tip];
     this.stage = make("div", { className: "adt-map-stage" }, ...layers);
   }
 
@@ -110,7 +113,8 @@ export class MapPanel {
     const text = { className: "adt-map-text", dataset: { captureWheel: "true" } };
     const measure = { type: "button", className: "adt-link adt-map-measure", title: texts.measureTitle };
     this.measure = make("button", measure, texts.measure);
-    this.text = make("div", text, make("div", {}, this.line, " ", this.measure), this.details);
+    this.about = make("div", {}, this.line, " ", this.measure);
+    this.text = make("div", text, this.replay.label, this.about, this.details);
   }
 
   #buildElement() {
@@ -124,7 +128,8 @@ export class MapPanel {
       bar("", make("div", group, ...this.buttons), this.images),
       this.caption.element,
       this.stage,
-      bar("adt-map-replay", replay.button, replay.slider, compare.select, compare.button, compare.apart),
+      bar("adt-map-replay", replay.button, replay.slider),
+      bar("adt-map-against", compare.select, compare.button, compare.apart),
       bar("", cells, this.opacity, this.legend.element),
       this.text,
     );
@@ -149,7 +154,7 @@ export class MapPanel {
     canvas.onpointerup = release;
     canvas.onpointercancel = release;
     canvas.onpointerleave = () => this.#hover(null);
-    canvas.onclick = () => this.isDragged || this.#pin(this.hovered);
+    canvas.onclick = () => this.isDragged || this.#click();
     canvas.ondblclick = ({ offsetX, offsetY }) => this.#zoom(2, this.#pointAt(offsetX, offsetY));
     canvas.onkeydown = (event) => this.#key(event);
   }
@@ -158,7 +163,7 @@ export class MapPanel {
 
   /** Show another run, or new rounds of the current one. */
   show(run) {
-    if (this.run && run && run.grid !== this.run.grid) this.pinned = null;
+    if (this.run && run && run.grid !== this.run.grid) this.#pin(null);
     if (run?.grid !== this.run?.grid) this.view = UNZOOMED;
     this.run = run;
     if (run && this.image >= run.count) this.image = 0;
@@ -221,7 +226,19 @@ export class MapPanel {
     this.redraw();
   }
 
+  /** Pin the token under the pointer. Another click on it removes the pin, so a double-click only zooms. */
+  #click() {
+    const { hovered, pinned } = this;
+    const isSame = hovered?.cell === pinned?.cell && hovered?.pane === pinned?.pane;
+    this.#pin(isSame ? null : hovered);
+  }
+
+  /** Remove the pin after a press outside of the panel. */
+  #pressed = ({ target }) => this.element.contains(target) || this.#pin(null);
+
   #pin(spot) {
+    if (spot) addEventListener("pointerdown", this.#pressed, true);
+    else removeEventListener("pointerdown", this.#pressed, true);
     this.pinned = spot;
     this.redraw();
   }
@@ -336,12 +353,11 @@ export class MapPanel {
    * - `figure`, and `maps`: the values of the figure for each run;
    * - `ends`: the values at both ends of the colour scale.
    */
-  #shown() {
-    const { runs } = this;
+  #shown(round = this.replay.round, runs = this.runs) {
     const figures = runs.map((run) => run.figureShown(this.settings.figure));
     const isSame = figures.length > 0 && figures.every((one) => one === figures[0]);
     const figure = isSame ? figures[0] : this.settings.figure;
-    const untils = this.#untils(runs);
+    const untils = this.#untils(runs, round);
     runs.forEach((run, i) => {
       run.look(this.#imageOf(run), untils[i]);
     });
@@ -355,8 +371,7 @@ export class MapPanel {
   }
 
   /** For each run, the index of the current round of the replay; Infinity without a replay. */
-  #untils(runs) {
-    const { round } = this.replay;
+  #untils(runs, round) {
     if (round === null || round === undefined) return runs.map(() => Infinity);
     const time = runs[0].clock[round - 1] ?? runs[0].prefill;
     return runs.map((run, i) => (i ? run.roundAt(time) : round));
@@ -437,6 +452,25 @@ export class MapPanel {
     await saveImage(name, grids, withCells, { figure, range: ends }, lines);
   }
 
+  /**
+   * Download the replay of the shown image as a file, with the image and its map side by side.
+   *
+   * @param {string} kind one of `KINDS` in replay_file.js
+   */
+  async saveReplay(kind) {
+    const { run } = this;
+    const rounds = run.roundsOf(this.#imageOf(run));
+    const paint = (context, size, [left, right], share) => {
+      const shown = this.#shown(share < 1 ? rounds[Math.floor(share * rounds.length)] : null, [run]);
+      const [pane] = this.#panes(shown, [left], null, "#eee");
+      const map = { ...pane, box: right, bitmap: null };
+      draw(context, size, [{ ...pane, opacity: 0, values: pane.values.map(() => NaN), label: "" }, map]);
+    };
+    const title = [caption(run), headline(run)].join(" ");
+    await saveReplay(`replay-seed-${run.seed}`, kind, run, paint, title);
+    this.redraw();
+  }
+
   /** The panes to draw in these boxes, unzoomed and without a cursor. */
   panesIn(boxes) {
     const clipped = boxes.map((box) => ({ ...box, clip: box }));
@@ -451,8 +485,9 @@ export class MapPanel {
     this.legend.show(figure, ends, isPending);
     const isBare = !this.settings.cells && runs.every((one) => bitmapOf(one, this.#imageOf(one), this.redraw));
     this.legend.element.style.visibility = isBare ? "hidden" : "";
-    const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, i === 0 ? runs[1] : null);
-    setText(this.line, runs.map(line).join("\n") || texts.empty);
+    const line = (one, i) => (runs.length > 1 ? `${"AB"[i]}: ` : "") + summary(one, runs[1 - i] ?? null, i === 1);
+    setText(this.line, this.owner.preparing || runs.map(line).join("\n") || texts.empty);
+    this.about.hidden = !this.replay.label.hidden; // the label takes its place
     this.measure.hidden = run?.state !== "done" || run.plain || !this.owner.canMeasure();
     this.refreshCaption();
     const keys = run ? texts.keys(texts.figures[figure][0], run.rows, run.columns) : texts.noRun;

@@ -1,6 +1,6 @@
 /**
- * Names in the Model Loader's list of models. For a model that is not installed, the label shows the size of the
- * download, and whether the model fits into the memory of the GPU. A workflow may name a published model that is
+ * Names in the Model Loader's list of models. The labels are readable names with the memory that the model needs, its
+ * licence, and for a model that is not installed the size of the download. The values are the names of the files. A workflow may name a published model that is
  * installed in a folder of its publisher. Then the name in the list, "publisher/model", replaces the published name.
  */
 
@@ -19,20 +19,30 @@ import {
   widgetsOf,
 } from "./comfy.js";
 import { own } from "./own.js";
-import { downloadLabel } from "./texts.js";
+import { downloadLabel, texts } from "./texts.js";
 
 const LOADER = "ADTTreeModelLoader";
 const INPUT = "model";
+const BUNDLED = "bundled";
 
+let about = {}; // name -> { title, licence, memory, fits }, see nodes/downloading.py
 let downloads = {}; // name -> { size, fits }, see nodes/downloading.py
 
 function readDownloads(definition) {
-  downloads = optionsIn(definition, INPUT)?.downloads ?? downloads;
+  const options = optionsIn(definition, INPUT);
+  downloads = options?.downloads ?? downloads;
+  about = options?.about ?? about;
 }
 
 function label(name) {
-  const model = own(downloads, name);
-  return model ? `${name} (${downloadLabel(model.size, model.fits)})` : (name ?? "");
+  const model = own(about, name);
+  if (name === BUNDLED) return texts.bundled;
+  if (!model) return name ?? "";
+  const missing = own(downloads, name);
+  const size = missing ? downloadLabel(missing.size, missing.fits) : "";
+  const fits = missing ? "" : (own(texts.fits, model.fits) ?? ""); // the size tells it for a missing model
+  const memory = texts.memory(model.memory) + fits;
+  return `${model.title} (${[size, memory, model.licence].filter(Boolean).join("; ")})`;
 }
 
 /** The name in the list for a model of a workflow. Values of other inputs are returned unchanged. */

@@ -5,7 +5,7 @@
  * A run is one decoding of a batch of images, see map_model.js.
  */
 
-import { compareWithPlain } from "./added_nodes.js";
+import { measured } from "./added_nodes.js";
 import {
   addElement,
   comparedNodes,
@@ -24,11 +24,10 @@ import {
   refreshWidgets,
   removePreview,
   runNodes,
-  runsItself,
   setHeight,
   setHidden,
   setValue,
-  sourcesOf,
+  upstreamOf,
   widgetsOf,
 } from "./comfy.js";
 import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
@@ -54,7 +53,7 @@ const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
 const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
 const MIN_HEIGHT = 413; // with a run
-const SECOND_RUN_HEIGHT = 15; // additional text of a second run
+const SECOND_RUN_HEIGHT = 43; // additional text of a second run, and the controls to compare
 
 /** Node -> NodeMap, for the nodes of the open workflow and its subgraphs. */
 export const maps = new Map();
@@ -66,6 +65,7 @@ export class NodeMap {
     this.node = node;
     this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
     this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of the node Compare
+    this.started = null; // time at which the node began to run, until its first message; null otherwise
     this.previous = null; // the run before the runs in `parts`
     this.panel = new MapPanel(this, { cells: preference("cells"), opacity: preference("opacity") / 100 });
     const { element } = this.panel;
@@ -124,8 +124,23 @@ export class NodeMap {
     return `${openWorkflow()} ${this.tag}`;
   }
 
+  /** Show that the node runs, or not, but has made no tokens yet: it loads the model, or measures the device. */
+  prepare(on) {
+    if (on === (this.started !== null)) return;
+    this.started = on ? performance.now() : null;
+    clearInterval(this.timer);
+    if (on) this.timer = setInterval(this.panel.redraw, 1000);
+    this.panel.redraw();
+  }
+
+  /** The text while the node prepares, or "". */
+  get preparing() {
+    return this.started === null ? "" : texts.preparing(Math.round((performance.now() - this.started) / 1000));
+  }
+
   /** Show a live run, or its new rounds. `part` is its index in `parts`: 1 for Compare's run B, otherwise 0. */
   receive(run, part) {
+    this.prepare(false);
     if (run !== this.parts[part]) {
       this.#start(run, part);
       this.keepOutOfUndo();
@@ -135,6 +150,7 @@ export class NodeMap {
 
   /** Show finished maps, unless they are shown already. ComfyUI sends them again if it reuses the node's output. */
   async finish(saved, reference) {
+    this.prepare(false);
     const isShown = saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done");
     if (isShown) return;
     const runs = await keep(this.home, saved, reference);
@@ -153,6 +169,7 @@ export class NodeMap {
 
   /** Mark the live runs as stopped before their end. */
   stop() {
+    this.prepare(false);
     const running = this.parts.filter(({ state }) => state === "running");
     for (const run of running) run.state = "stopped";
     if (running.length) this.panel.refresh();
@@ -261,10 +278,14 @@ export class NodeMap {
     ];
   }
 
+  /** Only nodes that feed this node are compared. Nodes of other workflows may have the ids of the run's nodes. */
   #promptDifferences(run) {
+    const sources = promptNodes(this.node);
     const prompts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
-    if (isRelinked(this.node, prompts)) return [{ name: PROMPT, now: "" }];
-    const changed = prompts.flatMap(({ node, values }) => changedWidgets(node, values));
+    if (isRelinked(sources, prompts)) return [{ name: PROMPT, now: "" }];
+    const changed = prompts
+      .filter(({ node }) => sources.has(node))
+      .flatMap((one) => changedWidgets(one.node, one.values));
     return changed.filter(isVerbatim).map((one) => this.#difference(one, PROMPT));
   }
 
@@ -287,7 +308,7 @@ export class NodeMap {
 
   /** Compare the node with one without drafts, for the seed of the shown run. */
   measure() {
-    const [compare, preview] = compareWithPlain(this.node);
+    const [compare, preview] = measured(this.node, this.tag);
     findWidget(compare, "seed").value = parse(this.run.seed, "number");
     runNodes([preview]);
   }
@@ -343,10 +364,13 @@ function isVerbatim({ widget }) {
   return !WILDCARDS.test(widget.value);
 }
 
-/** Whether the sampler's prompt inputs are linked to other nodes than in the run, and these nodes have other texts. */
-function isRelinked(sampler, prompts) {
-  const sources = promptNodes(sampler);
-  if (!sources?.size) return false;
+/**
+ * Whether the prompts are linked to other nodes than in the run, and these nodes have other texts.
+ *
+ * @param {Set<import("./comfy.js").GraphNode>} sources nodes upstream of the prompts
+ */
+function isRelinked(sources, prompts) {
+  if (!sources.size) return false;
   const has = (source, values) => {
     const names = widgetsOf(source).map(({ name }) => name);
     return Object.keys(values).every((name) => names.includes(name));
@@ -355,12 +379,7 @@ function isRelinked(sampler, prompts) {
   return prompts.some(({ node, values }) => !sources.has(node) && ![...sources].some((one) => hasTexts(one, values)));
 }
 
-/** The nodes upstream of a node's prompts. null if the links do not show all of them, for example in a subgraph. */
-function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
-  for (const source of sourcesOf(node, names)) {
-    if (!source || !runsItself(source)) return null;
-    if (found.has(source)) continue;
-    if (!promptNodes(source, null, found.add(source))) return null;
-  }
-  return found;
+/** The nodes upstream of a sampler's prompts. */
+function promptNodes(node) {
+  return upstreamOf(node, (name) => ["positive", "negative"].includes(name));
 }

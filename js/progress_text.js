@@ -27,6 +27,7 @@ import { make } from "./elements.js";
 import { Line } from "./line.js";
 import { translate } from "./messages.js";
 import { maps } from "./node_map.js";
+import { workflowOf } from "./runs.js";
 import { texts } from "./texts.js";
 
 const WIDGET = "adt_tree_line";
@@ -50,17 +51,22 @@ const MARGIN = 6; // pixels
 const announced = new Map(); // execution id -> line of this pack, which the server sends before ComfyUI's message
 /** @type {Map<string, Shown>} */
 const lines = new Map(); // execution id -> last line under the node
-let workflow; // the workflow that was open when the last run began
+let workflow; // id of the workflow of the last run
 
-/** Show a line under a node; "" removes it. */
-function write(node, text, level = "info") {
+/** The folder with results that a line names, or "". @param {Shown} line */
+function folderOf({ parts }) {
+  return String(parts.find(({ parameters }) => parameters?.folder)?.parameters.folder ?? "");
+}
+
+/** Show a line under a node; "" removes it. `folder` is the folder that the line names. */
+function write(node, text, level = "info", folder = "") {
   if (!node) return;
   removeWidget(node, textPreview(node));
   if (!isOurs(node)) return;
   const map = maps.get(node);
   map?.showMessage(text, level);
   const isAboveMap = map && !map.widget.hidden;
-  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level);
+  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level, folder);
   else removeLine(node);
 }
 
@@ -115,8 +121,8 @@ function receive({ nodeId, text }) {
   const id = String(nodeId);
   const line = lineOf(id, text);
   lines.set(id, line);
-  const node = nodeAt(id);
-  if (isOurs(node)) write(node, translate(line.parts), line.level);
+  const node = nodeOf(id);
+  if (isOurs(node)) write(node, translate(line.parts), line.level, folderOf(line));
   else if (textPreview(node)) textPreview(node).value = translate(line.parts);
 }
 
@@ -125,23 +131,29 @@ function clear(isRemoved) {
   for (const [id, line] of [...lines]) {
     if (!isRemoved(id, line)) continue;
     lines.delete(id);
-    write(nodeAt(id), "");
+    write(nodeOf(id), "");
   }
 }
 
 function clearProgress() {
-  clear((_, line) => !line.is_lasting);
+  clear((_, line) => !line.is_lasting && !folderOf(line)); // the user still needs to find the results
 }
 
-/** Forget the lines of another workflow. */
-function open() {
-  if (openWorkflow() !== workflow) lines.clear();
-  workflow = openWorkflow();
+/** Forget the lines of another workflow. @param {{prompt_id?: string}} message about a prompt, {} for the open workflow */
+function open({ prompt_id }) {
+  const own = workflowOf(prompt_id) ?? openWorkflow();
+  if (own !== workflow) lines.clear();
+  workflow = own;
+}
+
+/** The node of a line, or null while another workflow is open, whose nodes may have the same ids. */
+function nodeOf(id) {
+  return openWorkflow() === workflow ? nodeAt(id) : null;
 }
 
 /** Show an error under one of this pack's nodes. ComfyUI's own message says only that the node has failed. */
 function showError(id, text) {
-  const node = nodeAt(id);
+  const node = nodeOf(id);
   if (!isOurs(node)) return;
   lines.set(id, { text, parts: [{ text }], level: "error", is_lasting: true });
   write(node, text, "error");
@@ -161,7 +173,7 @@ function clearErrors() {
 /** Show why the server has rejected a prompt. */
 function reject(errors) {
   const ids = Object.keys(errors);
-  if (ids.length) open();
+  if (ids.length) open({});
   for (const id of ids) showError(id, sentenceOf(errors[id]));
 }
 
@@ -181,7 +193,7 @@ function sentenceOf({ errors }) {
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
   if (openWorkflow() !== workflow) return;
-  for (const [id, { parts, level }] of lines) write(nodeAt(id), translate(parts), level);
+  for (const [id, line] of lines) write(nodeAt(id), translate(line.parts), line.level, folderOf(line));
 }
 
 // Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.

@@ -30,6 +30,7 @@ const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
 
 const known = new Map(); // id -> run, oldest first
 const knownHomes = new Map(); // prompt -> homes by execution id, or null
+const queuedPrompts = new Map(); // prompt -> { workflow: its id, texts: by execution id }, of this page
 const absent = new Map(); // prompt -> homes of the maps that were open when it was queued, and that it leaves out
 const leftOut = new Set(); // homes of the maps that the last run of their workflow left out
 
@@ -69,7 +70,7 @@ export async function load(saved, reference, budget) {
  * map per run. `reference` names the output in ComfyUI's history that contains the maps.
  */
 export async function keep(home, saved, reference) {
-  const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
+  const runs = await Promise.all(saved.map((map, part) => load(withOwnTexts(map, reference), { ...reference, part })));
   noteShown(
     home,
     runs.map((run) => run.reference),
@@ -94,7 +95,7 @@ async function find(reference) {
   if (!reference.prompt) return null;
   const entry = await fetchHistory(reference.prompt);
   const saved = parts(entry?.outputs?.[reference.node])[reference.part ?? 0];
-  return saved?.id === reference.id ? load(saved, reference) : null;
+  return saved?.id === reference.id ? load(withOwnTexts(saved, reference), reference) : null;
 }
 
 /** The maps in a node's output, by part. If the node ran several times for a list, the maps of its last run. */
@@ -107,13 +108,15 @@ export function parts(output) {
 /**
  * Store the homes of the maps of a queued prompt.
  *
- * @param {string} prompt
- * @param {Record<string, string>} homes by execution id
+ * @param {{prompt: string, workflow: string, homes: Record<string, string>, texts: Record<string, object>}} message by
+ *   execution id: homes, and texts of the prompts of a sampler (see `Run.texts`)
  * @param {string[]} open homes of all maps in the workflow, including those of muted and bypassed nodes
  */
-export function noteHomes(prompt, homes, open) {
+export function noteQueued({ prompt, workflow, homes, texts }, open) {
   if (!prompt) return;
   knownHomes.set(prompt, homes);
+  queuedPrompts.set(prompt, { workflow, texts });
+  if (queuedPrompts.size > PROMPTS) queuedPrompts.delete(queuedPrompts.keys().next().value);
   const taking = new Set(Object.values(homes));
   absent.set(
     prompt,
@@ -130,6 +133,22 @@ export function noteHomes(prompt, homes, open) {
 export function homesOf(prompt) {
   if (!knownHomes.has(prompt)) knownHomes.set(prompt, own(stored().queued, prompt) ?? null);
   return knownHomes.get(prompt);
+}
+
+/** The id of the workflow of a prompt; undefined if this page did not queue the prompt. */
+export function workflowOf(prompt) {
+  return queuedPrompts.get(prompt)?.workflow;
+}
+
+/**
+ * A saved map with the texts of the prompt that the reference names.
+ *
+ * A map from ComfyUI's cache belongs to another prompt, perhaps of another workflow. There, the nodes of the texts have
+ * other ids, so these texts must not be compared with nodes of this workflow.
+ */
+function withOwnTexts(saved, { prompt, node }) {
+  if (!prompt || saved.prompt === prompt) return saved;
+  return { ...saved, texts: own(queuedPrompts.get(prompt)?.texts, node) ?? {} };
 }
 
 /** Store that a prompt has begun. */

@@ -22,10 +22,23 @@ import { texts } from "./texts.js";
 
 const SAMPLER = "ADTTreeSampler";
 const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
+const AUTO = "Auto"; // value of drafting with which a linked Settings node decides, as in nodes/drafting.py
 const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an image
 
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
 const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
+
+/** Dim drafting while a linked Settings node decides, and say so in its label. */
+function updateDrafting(node) {
+  const drafting = findWidget(node, "drafting");
+  if (!drafting) return;
+  const { setBySettings } = texts;
+  const isSet = drafting.value === AUTO && isLinked(node, "settings");
+  const name = (drafting.label ?? drafting.name).replace(setBySettings, "");
+  drafting.disabled = isSet;
+  drafting.label = isSet ? name + setBySettings : name;
+  redrawNode(node);
+}
 
 /** Show the inputs for the kept share if an image to continue is linked, and hide them otherwise. */
 function updateShares(node) {
@@ -43,9 +56,13 @@ registerExtension({
     foldAdvanced(node);
     const drafting = findWidget(node, "drafting");
     if (drafting) drafting.value = preference("drafting");
-    callAfter(node, "onConfigure", () => updateShares(node));
-    callAfter(node, "onConnectionsChange", () => updateShares(node));
-    updateShares(node);
+    const update = () => {
+      updateShares(node);
+      updateDrafting(node);
+    };
+    callAfter(node, "onConfigure", update);
+    callAfter(node, "onConnectionsChange", update);
+    update();
     shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
   },
 

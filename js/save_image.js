@@ -46,7 +46,8 @@ function fillBackground(context, { width, height }) {
   context.globalCompositeOperation = "source-over";
 }
 
-function download(name, blob) {
+/** Let the browser save a file. */
+export function download(name, blob) {
   const address = URL.createObjectURL(blob);
   const link = Object.assign(document.createElement("a"), { href: address, download: name });
   link.click();

@@ -25,30 +25,39 @@ export function titleOf(run, other) {
 
 /**
  * One line about a run: during the run its progress and rate, after it how much faster it was than without drafts. If
- * another run `other` is shown beside it, the line says whether both have the same image, and if it ran under the same
- * conditions, the speed-up over `other`.
+ * another run `other` is shown beside it, the line of run A says whether both have the same image, and if they ran under
+ * the same conditions, the speed-up over `other`.
+ *
+ * @param {boolean} isB whether the run is the second one of the two
  */
-export function summary(run, other = null) {
+export function summary(run, other = null, isB = false) {
   const { done, total, rate, seconds } = run.figures();
   if (run.state !== "done") {
     const progress = texts.progress(done, total) + (run.state === "stopped" ? texts.stopped : "");
     return [progress, texts.rate(rate.toFixed(rate < 10 ? 1 : 0))].join(" · ");
   }
+  if (isB) return [headline(run), atATime(run), texts.finished(total, seconds.toFixed(1))].filter(Boolean).join(" · ");
   const faster = run.against(other);
   const measured = faster && (faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2));
   const equal = run.equals(other);
   const image = equal === null ? "" : texts.equal[Number(equal)];
-  const parts = [image, measured ?? headline(run, other), texts.finished(total, seconds.toFixed(1))];
+  const parts = [image, measured ?? headline(run, other), atATime(run), texts.finished(total, seconds.toFixed(1))];
   return parts.filter(Boolean).join(" · ");
 }
 
+/** How many tokens a pass made on average, as a whole number; "" for one. */
+function atATime(run) {
+  const tokens = Math.round(run.figures().tau);
+  return tokens > 1 ? texts.atATime(tokens) : "";
+}
+
 /** Estimated speed-up, and whether drafts change the image. The latter would be ambiguous beside another run's image. */
-function headline(run, other) {
+export function headline(run, other = null) {
   if (run.plain) return texts.plain;
   if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
-  const effect = run.lantern ? texts.changedImage : texts.sameImage;
-  const image = other ? "" : effect;
-  return run.speedup > FASTER ? texts.faster(run.speedup.toFixed(1), image) : image;
+  const image = run.lantern ? texts.changedImage : texts.sameImage;
+  if (run.speedup <= FASTER) return other ? "" : image;
+  return texts.faster(run.speedup.toFixed(1), other ? "" : texts.whileFaster[Number(run.lantern)]);
 }
 
 /** Whether Auto stopped drafting because drafts would not make the run faster. */

@@ -5,7 +5,8 @@
 
 import { language, newWorkflowId, openTemplate, registerExtension } from "./comfy.js";
 
-const FIRST = "ADT-Tree text to image (start here)";
+/** Name of the first template. */
+export const FIRST = "ADT-Tree text to image (start here)";
 const OPEN_FIRST = "ADTTree.OpenFirstTemplate";
 
 const LANGUAGES = ["zh"]; // besides English

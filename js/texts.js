@@ -11,6 +11,7 @@ const ENGLISH = {
   methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting", predicted: "Predicted" },
   staticTree: (name) => `Static: ${name}`,
   setByPreset: " (set by preset)", // after the name of an input
+  setBySettings: " (from settings)", // after the name of the input drafting
   map: "Acceptance map",
   result: "Result",
   line: "Message",
@@ -75,6 +76,7 @@ const ENGLISH = {
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
   save: "Save map as image",
+  saveReplay: { webp: "Save replay as animated WebP", webm: "Save replay as WebM video" },
   thirds: ["Top left", "Top", "Top right", "Left", "Center", "Right", "Bottom left", "Bottom", "Bottom right"],
   contrast: ([easy, most], [hard, least]) =>
     `Fastest: ${easy.toLowerCase()} (${most} per pass). Slowest: ${hard.toLowerCase()} (${least}).`,
@@ -89,9 +91,11 @@ const ENGLISH = {
   },
   meanOf: (mean, rounds) => `${mean} tokens per pass (${rounds} passes)`,
   rate: (rate) => `${rate} tokens/s`,
-  faster: (ratio, image) =>
-    `About ${ratio} times as fast as without drafts${image && `, ${image[0].toLowerCase()}${image.slice(1)}`}`,
-  sameImage: "Same image",
+  faster: (ratio, image) => `About ${ratio} times as fast as without drafts${image && `, ${image}`}`,
+  whileFaster: ["same image", "image slightly changed"],
+  preparing: (seconds) => `Loading the model, measuring this device: ${seconds} s`,
+  atATime: (tokens) => `${tokens} tokens at a time`,
+  sameImage: "Same image as without drafts",
   equal: ["Other image than B", "Same image as B"],
   changedImage: "Image slightly changed",
   measure: "Measure",
@@ -126,12 +130,18 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} replaced)`,
   compareWithPlain: "ADT-Tree: compare with no drafting",
   openBatch: "ADT-Tree: open as a batch",
+  copy: "copy path",
+  typed: "(the text below)", // instead of a file of prompts
+  bundled: "bundled (demo, 128 px)",
+  memory: (gigabytes) => `needs ${gigabytes} GB`,
+  fits: { yes: ", fits", int8: ", fits with int8 weights", int4: ", fits with int4 weights", no: ", too large" },
   download: {
     "": (size) => `download, ${size}`,
     int8: (size) => `download, ${size}; fits with int8 weights`,
     int4: (size) => `download, ${size}; fits with int4 weights`,
     no: (size) => `download, ${size}; too large for this GPU`,
   },
+  unreadable: (file) => `${file} has settings of ADT-Tree that cannot be read; generate the image again.`,
   unknownFormat: (found, own) =>
     `A node was saved with format ${found}, but this ADT-Tree reads format ${own}; open the workflow with the version that saved it. The node is muted, and its values are kept.`,
 };
@@ -140,6 +150,7 @@ const CHINESE = {
   methods: { auto: "自动", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "不起草", predicted: "预测" },
   staticTree: (name) => `固定树：${name}`,
   setByPreset: "（由预设决定）",
+  setBySettings: "（由设置决定）",
   map: "接受图",
   result: "结果",
   line: "消息",
@@ -196,6 +207,7 @@ const CHINESE = {
   zoomIn: "放大",
   zoomOut: "缩小",
   save: "把接受图保存为图像",
+  saveReplay: { webp: "把回放保存为 WebP 动图", webm: "把回放保存为 WebM 视频" },
   thirds: ["左上", "上方", "右上", "左侧", "中间", "右侧", "左下", "下方", "右下"],
   contrast: ([easy, most], [hard, least]) =>
     `最快：${easy}（每次前向 ${most} 个 token）。最慢：${hard}（${least} 个）。`,
@@ -211,7 +223,10 @@ const CHINESE = {
   meanOf: (mean, rounds) => `每次前向 ${mean} 个 token（${rounds} 次前向）`,
   rate: (rate) => `每秒 ${rate} 个 token`,
   faster: (ratio, image) => `速度约为无草稿时的 ${ratio} 倍${image && `，${image}`}`,
-  sameImage: "图像相同",
+  whileFaster: ["图像相同", "图像略有不同"],
+  preparing: (seconds) => `正在加载模型、测量设备：${seconds} 秒`,
+  atATime: (tokens) => `每次 ${tokens} 个 token`,
+  sameImage: "图像与不起草时相同",
   equal: ["图像与 B 不同", "图像与 B 相同"],
   changedImage: "图像略有不同",
   measure: "测量",
@@ -246,12 +261,18 @@ const CHINESE = {
   lookAlikes: (count) => `（替换 ${count} 个）`,
   compareWithPlain: "ADT-Tree：与不起草对比",
   openBatch: "ADT-Tree：作为批次打开",
+  copy: "复制路径",
+  typed: "（下面的文本）",
+  bundled: "内置（演示，128 px）",
+  memory: (gigabytes) => `需要 ${gigabytes} GB`,
+  fits: { yes: "，可放入", int8: "，int8 权重可放入", int4: "，int4 权重可放入", no: "，超出显存" },
   download: {
     "": (size) => `下载，${size}`,
     int8: (size) => `下载，${size}；int8 权重可放入显存`,
     int4: (size) => `下载，${size}；int4 权重可放入显存`,
     no: (size) => `下载，${size}；超出显存`,
   },
+  unreadable: (file) => `${file} 中的 ADT-Tree 设置无法读取；请重新生成该图像。`,
   unknownFormat: (found, own) =>
     `有一个节点以格式 ${found} 保存，而此 ADT-Tree 读取格式 ${own}；请用保存它的版本打开工作流。该节点已静音，其值保持不变。`,
 };

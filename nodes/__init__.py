@@ -18,6 +18,7 @@ from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
 from .train import ADTTreeTrainDrafter
+from .video import ADTTreeMapToVideo
 
 
 class ADTTreeExtension(ComfyExtension):
@@ -38,6 +39,7 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeLANTERN,
             ADTTreeSampler,
             ADTTreeMapToImage,
+            ADTTreeMapToVideo,
             ADTTreeRunStats,
             ADTTreeCompare,
             ADTTreePrompts,

@@ -31,6 +31,8 @@ ALLOWED = "ADT_TREE_ALLOW_DOWNLOAD"
 _EVENT = "adt_tree.models"
 _FITS = ("", "int8", "int4")
 _TOO_LARGE = "no"
+_TITLES = {"t2i_XL_stage1_256.pt": "LlamaGen XL", "t2i_XL_stage2_512.pt": "LlamaGen XL"}
+"""Readable names of models whose own names are names of files."""
 
 
 def download_missing(name: str, node_id: str) -> None:
@@ -93,6 +95,40 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
     send(_EVENT, offered_downloads(), None)
 
 
+def about_models() -> dict[str, dict[str, str]]:
+    """Return the data for the labels of the Model Loader's list of models, by name in the list.
+
+    Returns:
+        Name -> {"title": ..., "licence": ..., "memory": ..., "fits": ...}. `memory` is the number of GB that the model
+        needs. `fits` is "yes" if that fits into the memory of the device, "int8" or "int4" if the model fits with such
+        weights, "no" if it does not fit, and "" if the memory of the device is not known.
+    """
+    room = _room()
+    about = {}
+    for name in folders.offered():
+        row = find_published(name_of(Path(name)))
+        if row is None:
+            continue
+        fits = next((fits for fits, needed in zip(("yes", *_FITS[1:]), row.memory) if needed <= room), _TOO_LARGE)
+        licence = row.downloads[0].licence.split(";")[0] if row.downloads else ""
+        known = "" if math.isinf(room) else fits
+        about[name] = {"title": _title(row), "licence": licence, "memory": f"{row.memory[0]:.0f}", "fits": known}
+    return about
+
+
+def _title(row: Published) -> str:
+    """Return a readable name of a model, with the side of its images."""
+    title = _TITLES.get(row.name) or row.name.removesuffix("-hf").removesuffix("-v0.1").replace("_", " ")
+    return f"{title}, {row.pixels.split(',')[0]} px"
+
+
+def _room() -> float:
+    """Return the memory of the device in GiB; infinity if it is not known."""
+    device = mm.get_torch_device()
+    is_known = device.type != "cpu" and not mm.is_directml_enabled()
+    return mm.get_total_memory(device) / 2**30 if is_known else math.inf
+
+
 def offered_downloads() -> dict[str, dict[str, str]]:
     """Return the data for the labels that the page appends to the names of models that are not installed.
 
@@ -100,9 +136,7 @@ def offered_downloads() -> dict[str, dict[str, str]]:
         Name -> {"size": ..., "fits": ...}. `size` is a text such as "15 GB". `fits` is "" if the model fits into the
         memory of the device, "int8" or "int4" if it fits only with such weights, and "no" if it does not fit.
     """
-    device = mm.get_torch_device()
-    is_known = device.type != "cpu" and not mm.is_directml_enabled()
-    room = mm.get_total_memory(device) / 2**30 if is_known else math.inf
+    room = _room()
     offered = {}
     for row in folders.downloadable():
         fits = next((fits for fits, needed in zip(_FITS, row.memory) if needed <= room), _TOO_LARGE)

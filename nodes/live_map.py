@@ -24,7 +24,7 @@ from ..adt_core import Decoding, Round
 from ..adt_core.run.identity import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, watched
 from .log_errors import decorating
-from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
+from .saved_map import MAX_SAVED, attach, inputs_of, pack, shortened, texts_of, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
@@ -32,8 +32,6 @@ RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "
 token, so kept tokens that the round has read are left out. A record of the finished map also has the number of drafts
 on each tree level, because the replay of a finished run shows them."""
 _LONGEST_VALUE = 200  # maximum number of characters of a widget's value
-_LONGEST_TEXT = 100_000  # maximum number of characters of all typed texts; longer texts are left out
-_MOST_NODES, _MOST_TEXTS = 100, 20  # maximum number of nodes with typed texts, and of texts of a node
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
 
@@ -96,7 +94,12 @@ class LiveMap:
         while sum(map(len, thumbnails)) > _THUMBNAILS // self._parts:
             thumbnails.pop()
         data = pack(self._trace.rounds)
-        own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
+        own = {
+            "data": data,
+            "texts": texts_of(self._hidden.prompt, self._hidden.unique_id),
+            "pictures": pictures,
+            "thumbnails": thumbnails,
+        }
         speedup = self._trace.speedup and round(self._trace.speedup, 2)
         tokens = digest(self._decoding.grid_codes().tolist())  # two runs with the same digest have the same images
         return {**self._header(), **own, "speedup": speedup, "tokens": tokens}
@@ -160,35 +163,9 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
 def _values(hidden: Any, known: Collection[str]) -> dict[str, str]:
     """Return input id -> value of the node's widgets in the queued prompt, cut. Linked inputs are left out."""
-    inputs = _inputs(hidden, hidden.unique_id)
+    inputs = inputs_of(hidden.prompt, hidden.unique_id)
     plain = {name: inputs[name] for name in known if isinstance(inputs.get(name), str | int | float)}
     return {name: (v if isinstance(v, str) else json.dumps(v))[:_LONGEST_VALUE] for name, v in plain.items()}
-
-
-def _texts(hidden: Any) -> dict[str, dict[str, str]]:
-    """Return the texts that the user has typed for the prompt and the negative prompt: node id -> input id -> text.
-
-    The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
-    It ends after `_MOST_NODES` nodes and `_LONGEST_TEXT` characters, because a prompt can have any size.
-    """
-    left = _LONGEST_TEXT
-    texts: dict[str, dict[str, str]] = {}
-    pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
-    while pending:
-        given = pending.pop()
-        number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
-        if number is not None and number not in texts and len(texts) < _MOST_NODES:
-            inputs = _inputs(hidden, number)
-            typed = {name: value for name, value in inputs.items() if isinstance(value, str) and len(value) <= left}
-            texts[number] = dict(list(typed.items())[:_MOST_TEXTS])
-            left -= sum(map(len, texts[number].values()))
-            pending += [value for name, value in inputs.items() if name != "clip"]
-    return {number: typed for number, typed in texts.items() if typed}
-
-
-def _inputs(hidden: Any, number: Any) -> dict:
-    """Return the inputs of a node in the queued prompt."""
-    return ((hidden.prompt or {}).get(number) or {}).get("inputs") or {}
 
 
 def _pack(round: Round) -> list:

@@ -15,7 +15,7 @@ from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
 from .comfy_runtime import check_cancelled, drop_unused_results, hardware, manage, refusal, tell
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
+from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
@@ -85,7 +85,11 @@ class ADTTreeModelLoader(io.ComfyNode):
                     "model",
                     options=folders.offered(),
                     default=BUNDLED,
-                    extra_dict={"downloads": offered_downloads(), "installed": folders.installed_names()},
+                    extra_dict={
+                        "downloads": offered_downloads(),
+                        "installed": folders.installed_names(),
+                        "about": about_models(),
+                    },
                 ),
                 io.Combo.Input("dtype", options=[AUTO, *_DTYPES, *_WEIGHTS], default=AUTO),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from .comfy_runtime import send
 from .log_errors import decorating
-from .saved_map import homes
+from .saved_map import owners
 
 EVENT = "adt_tree.queued"
 
@@ -26,9 +26,9 @@ def announce(request: dict) -> dict:
     """
     with decorating("where maps belong"):
         tab = request.get("client_id")
-        places = homes(request)
+        places = owners(request)
         if isinstance(tab, str) and places is not None:
             if request.get("prompt_id") is None:
                 request["prompt_id"] = str(uuid4())
-            send(EVENT, {"prompt": request["prompt_id"], "homes": places}, tab)
+            send(EVENT, {"prompt": request["prompt_id"], **places}, tab)
     return request

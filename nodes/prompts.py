@@ -37,6 +37,19 @@ from .validation_budget import Budget
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Maximum number of characters of typed prompts, and of a name in an error message."""
+SEARCHED = (
+    "prompt list",
+    "batch prompts",
+    "wildcard",
+    "csv",
+    "coco captions",
+    "parti prompts",
+    "load prompts",
+    "dataset",
+    "提示词列表",
+    "数据集",
+)
+"""Search terms for this node."""
 NO_SEED = -1
 """Placeholder for the seed of a prompt for which the file has no seed."""
 QUICK = 128 * 2**10
@@ -81,15 +94,7 @@ class ADTTreePrompts(io.ComfyNode):
             tooltips=_PROMPTS_TOOLTIPS,
             description="Outputs a list of prompts from a file or a text. The ADT-Tree Batch Sampler processes the "
             "complete list; other nodes run once per prompt.",
-            search_aliases=[
-                "prompt list",
-                "coco captions",
-                "parti prompts",
-                "load prompts",
-                "dataset",
-                "提示词列表",
-                "数据集",
-            ],
+            search_aliases=list(SEARCHED),
             inputs=[
                 io.Combo.Input("file", options=[TYPED, *_files()], default=TYPED),
                 io.String.Input("text", default="", multiline=True),

@@ -57,14 +57,28 @@ class ADTTreeMapToImage(io.ComfyNode):
                 "connect the images of the same run."
             )
         values = torch.tensor([trace.token_map(show, image) for image in range(trace.images)], dtype=torch.float32)
-        low, high = _ends(values, show)
-        shares = (values - low) / (high - low)
         size = tuple(images.shape[1:3]) if images is not None else tuple(side * _PIXELS for side in trace.grid)
-        masks = F.interpolate(shares.clamp(0, 1)[:, None], size=size, mode="nearest")[:, 0]
-        maps = torch.from_numpy(scale()).float()[(masks * 255).round().long()] / 255
+        masks, maps = coloured(values, show, size)
         if images is not None:
             maps = torch.lerp(images[..., :3].float(), maps.to(images.device), opacity)
         return io.NodeOutput(maps, masks)
+
+
+def coloured(values: torch.Tensor, show: str, size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw maps.
+
+    Args:
+        values: [images, rows, columns], the values of tokens.
+        show: One of `FIGURES`, which the values show.
+        size: Height and width in pixels.
+
+    Returns:
+        Positions on the colour scale [images, H, W] in [0, 1], and their colours [images, H, W, 3] in [0, 1].
+    """
+    low, high = _ends(values, show)
+    shares = (values - low) / (high - low)
+    masks = F.interpolate(shares.clamp(0, 1)[:, None], size=size, mode="nearest")[:, 0]
+    return masks, torch.from_numpy(scale()).float()[(masks * 255).round().long()] / 255
 
 
 def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:

@@ -39,6 +39,8 @@ SEARCHED = (
     "speculative decoding",
     "generate image",
     "faster",
+    "upscale",
+    "加速",
     "jacobi",
     "continue image",
     "inpaint",

@@ -29,6 +29,8 @@ MAX_SAVED = 28_000
 """Maximum number of characters of the data of all maps of a node in image files."""
 # Fields of a record (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
+_LONGEST_TEXT = 100_000  # maximum number of characters of all typed texts; longer texts are left out
+_MOST_NODES, _MOST_TEXTS = 100, 20  # maximum number of nodes with typed texts, and of texts of a node
 _KEPT = 32  # maximum number of entries in `_finished`
 
 # Digest of a node and its upstream nodes -> entry with the node's maps, for results from ComfyUI's cache.
@@ -234,26 +236,64 @@ def remind(request: dict) -> dict:
         known: dict[str, str | None] = {}  # the server waits for this function, so each node is hashed once
         for number in ours if _finished else ():
             if (entry := _finished.get(digest(prompt, number, known) or "")) is not None:
-                maps[number] = {**entry, "cached": True}
+                # The run may be from another workflow, where the nodes of its texts had other ids.
+                texts = texts_of(prompt, number)
+                maps[number] = {"parts": [{**part, "texts": texts} for part in entry["parts"]], "cached": True}
     return request
 
 
-def homes(request: dict) -> dict[str, str] | None:
-    """Return the home of each map of a prompt.
+def texts_of(prompt: dict | None, node: Any) -> dict[str, dict[str, str]]:
+    """Return the texts that the user has typed for the prompts of a sampler: node id -> input id -> text.
 
-    A home is the id of the workflow, a space, and the tag of the node. The page creates the tags, see js/node_map.js.
+    The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
+    It ends after `_MOST_NODES` nodes and `_LONGEST_TEXT` characters, because a prompt can have any size.
+
+    Args:
+        prompt: Prompt in ComfyUI's API format.
+        node: Execution id of the sampler.
+    """
+    left = _LONGEST_TEXT
+    texts: dict[str, dict[str, str]] = {}
+    pending = [inputs_of(prompt, node).get(name) for name in ("positive", "negative")]
+    while pending:
+        given = pending.pop()
+        number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
+        if number is not None and number not in texts and len(texts) < _MOST_NODES:
+            inputs = inputs_of(prompt, number)
+            typed = {name: value for name, value in inputs.items() if isinstance(value, str) and len(value) <= left}
+            texts[number] = dict(list(typed.items())[:_MOST_TEXTS])
+            left -= sum(map(len, texts[number].values()))
+            pending += [value for name, value in inputs.items() if name != "clip"]
+    return {number: typed for number, typed in texts.items() if typed}
+
+
+def inputs_of(prompt: dict | None, node: Any) -> dict:
+    """Return the inputs of a node in a prompt in ComfyUI's API format."""
+    inputs = _entry(_entry(prompt, node), "inputs")
+    return inputs if inputs is not None else {}
+
+
+def owners(request: dict) -> dict | None:
+    """Return the workflow of a prompt, and what belongs to each of its maps.
 
     Args:
         request: Body of `POST /prompt`.
 
     Returns:
-        Homes by execution id ("12:5" is node 5 in the subgraph of node 12), or None if there is no workflow.
+        None if there is no workflow, otherwise a dictionary. `workflow` is the id of the workflow. `homes` has the home
+        of each map: the id of the workflow, a space, and the tag of the node, which the page creates (js/node_map.js).
+        `texts` has the result of `texts_of` for each map. The keys of both are execution ids: "12:5" is node 5 in the
+        subgraph of node 12.
     """
-    _, workflow, ours = _parts(request)
+    prompt, workflow, ours = _parts(request)
     if workflow is None:
         return None
     tags = _tags(workflow, ours)
-    return {number: f"{workflow.get('id')} {tag}" for number, tag in tags.items() if tag is not None}
+    return {
+        "workflow": workflow.get("id"),
+        "homes": {number: f"{workflow.get('id')} {tag}" for number, tag in tags.items() if tag is not None},
+        "texts": {number: texts_of(prompt, number) for number in ours},
+    }
 
 
 def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:

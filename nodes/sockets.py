@@ -100,6 +100,9 @@ class BatchResults:
     left_out: list[dict] = field(default_factory=list)
 
 
+_OF_THE_PAGE = "control_after_generate", "measurement"
+"""Inputs that the page adds: the first one to a seed when it exports a workflow, the second one when the user measures
+again, so that ComfyUI does not return a cached result."""
 _NO_QUEUE = SimpleNamespace(unique_id=None, prompt=None, extra_pnginfo=None)
 """Hidden inputs of a node that a script calls without ComfyUI's queue."""
 _MOST_NAMED = 10
@@ -163,8 +166,7 @@ def with_warning(node: type[io.ComfyNode], output: io.NodeOutput) -> io.NodeOutp
     prompt = getattr(hidden, "prompt", None) or {}
     given = (prompt.get(getattr(hidden, "unique_id", None)) or {}).get("inputs") or {}
     known = input_ids(node) if given else []
-    # The page may add "control_after_generate" to a seed when it exports a workflow.
-    unknown = [name for name in given if name not in [*known, "control_after_generate"]]
+    unknown = [name for name in given if name not in [*known, *_OF_THE_PAGE]]
     if unknown:
         names = ", ".join(map(shown, unknown[:_MOST_NAMED])) + (" ..." if len(unknown) > _MOST_NAMED else "")
         warning = message("inputs.unknown", names=names, inputs=", ".join(known))

@@ -1,6 +1,7 @@
 """Training node: trains a drafter for the loaded model from a list of prompts."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -200,30 +201,40 @@ class _NodeWatch(training.TrainingCallback):
         self._passes = passes
         self._log: list[dict] = []
         self._bars: dict[str, Progress] = {}
-        self._total = ""
+        self._learning = 0.0
+        self._began: dict[str, float] = {}
         self.kept = ""
 
     def on_estimate(self, estimate: training.TrainingEstimate) -> None:
-        self._total = message("training.time", minutes=estimate.minutes)
+        self._learning = estimate.learning
         tell(estimate.message, logging.INFO)
 
     def on_images(self, done: float, total: int) -> None:
         line = message("training.images", done=int(done), count=total)
-        self._update("pictures", done / total, join((line, self._total), ""))
+        self._update("pictures", done / total, line, self._learning)
 
     def on_step(self, run: training.Run, log: list[dict]) -> None:
         self._log = log
         line = message("training.steps", steps=run.step)
         if log:
             line = message("training.steps_and_tau", steps=run.step, tau=f"{log[-1]['tau']:.2f}")
-        self._update("steps", run.fraction, join((line, self._total), ""))
+        self._update("steps", run.fraction, line)
 
     def on_stop(self, images: int, total: int, steps: int) -> None:
         self.kept = message("training.kept_images", done=images, count=total)
         if steps:
             self.kept = message("training.kept_steps", steps=steps)
 
-    def _update(self, stage: str, share: float, text: str) -> None:
+    def _update(self, stage: str, share: float, line: str, then: float = 0.0) -> None:
+        """Show a line with the time that is left, which follows from the speed so far.
+
+        Args:
+            then: Estimated seconds of later stages.
+        """
+        now = time.monotonic()
+        passed = now - self._began.setdefault(stage, now)
+        left = passed * (1 - share) / share + then if passed and share else 0.0
+        text = join((line, message("training.left", seconds=round(left))), "") if left else line
         if stage not in self._bars:
             self._bars[stage] = Progress(_PARTS, self._node_id, self._curve if stage == "steps" else None)
         self._bars[stage].update(int(share * _PARTS), text)

@@ -121,8 +121,11 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(summary(a, b), /^1\.92× as fast as B \(measured in turns\) · 8 tokens drawn in 0\.1 s$/);
-  assert.match(summary(b), /^No drafting · 8 tokens/);
+  assert.match(
+    summary(a, b),
+    /^1\.92× as fast as B \(measured in turns\) · 2 tokens at a time · 8 tokens drawn in 0\.1 s$/,
+  );
+  assert.match(summary(b, a, true), /^No drafting · 8 tokens/);
   const undrafted = summary(...pair({ speedup: 2.21 }, { prompt: "q" }));
   assert.match(undrafted, /^About 2\.2 times as fast as without drafts · /, "'same image' would mean image B");
   assert.match(summary(...pair({ tokens: "1f" }, { tokens: "1f" })), /^Same image as B · 1\.92× as fast as B/);
@@ -144,10 +147,17 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
 
 test("the headline says how much faster a run was, in estimated times, and whether its image is the same", () => {
   const done = (header) => finished(made(header));
-  assert.match(summary(done({ speedup: 2.21 })), /^About 2\.2 times as fast as without drafts, same image · 8 tokens/);
+  assert.match(
+    summary(done({ speedup: 2.21 })),
+    /^About 2\.2 times as fast as without drafts, same image · 2 tokens at a time · 8 tokens/,
+  );
   assert.match(summary(done({ speedup: 2.21, relaxed: true })), /without drafts, image slightly changed ·/);
-  assert.match(summary(done({})), /^Same image · 8 tokens/, "the speed is not known");
-  assert.match(summary(done({ speedup: 0.9 })), /^Same image ·/);
+  assert.match(
+    summary(done({})),
+    /^Same image as without drafts · 2 tokens at a time · 8 tokens/,
+    "the speed is not known",
+  );
+  assert.match(summary(done({ speedup: 0.9 })), /^Same image as without drafts ·/);
   assert.equal(summary(made({ speedup: 2.21 })), "8 of 8 tokens · 77 tokens/s", "during the run");
   const details = Object.fromEntries(numbers(done({}), 0));
   assert.deepEqual([details["Tokens per pass"], details["Tokens per second"]], ["2.33", "76.9"]);
@@ -296,7 +306,7 @@ test("the map has texts in all languages of the pack, and uses English for other
   assert.deepEqual(shape(texts), english);
   assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n本次前向生成 3 个 token/);
   run.state = "done";
-  assert.match(summary(run), /^图像相同 · 8 个 token，用时/);
+  assert.match(summary(run), /^图像与不起草时相同 · 每次 2 个 token · 8 个 token，用时/);
   setLanguage("fr");
   assert.match(describe([null], 6, 4), /not generated yet/);
 });

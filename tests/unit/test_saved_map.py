@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from adt_tree_pack.nodes.saved_map import MAX_SAVED, attach, digest, homes, pack, remind, shortened
+from adt_tree_pack.nodes.saved_map import MAX_SAVED, attach, digest, owners, pack, remind, shortened, texts_of
 from PIL import Image
 
 from adt_core.trace import ImageRound, Round
@@ -124,11 +124,11 @@ def test_many_samplers_are_handled_in_less_than_a_second(many):
     attach(hidden_of(many, samplers[-1]), [{"data": "a map"}])
     began = time.process_time()
     remind(many)
-    places = homes(many)
+    places = owners(many)["homes"]
     assert time.process_time() - began < 1
     assert places == {number: f"w t{number}" for number in samplers} and len(places) == 500
     maps = many["extra_data"]["extra_pnginfo"]["workflow"]["extra"]["adt_tree_maps"]
-    assert maps == {samplers[-1]: {"parts": [{"data": "a map"}], "cached": True}}
+    assert maps == {samplers[-1]: {"parts": [{"data": "a map", "texts": {}}], "cached": True}}
 
 
 def test_shared_digests_are_those_of_single_calls(many):
@@ -186,9 +186,9 @@ def test_homes_have_the_workflow_and_the_tag_of_the_node_also_in_subgraphs():
     subgraphs = [inner, {"id": "subsub", "nodes": [tagged(7, "c")]}]
     nodes = [tagged(3, "a"), {"id": 12, "type": "sub"}, tagged(4, None), {"id": 8, "type": "ADTTreeSampler"}]
     workflow = {"id": "w", "nodes": nodes, "definitions": {"subgraphs": subgraphs}}
-    found = homes(queued(workflow, "3", "12:5", "12:6:7", "4", "8", "77", "3:5", "12:99"))
+    found = owners(queued(workflow, "3", "12:5", "12:6:7", "4", "8", "77", "3:5", "12:99"))["homes"]
     assert found == {"3": "w a", "12:5": "w b", "12:6:7": "w c"}
-    assert homes({"prompt": {}}) is None and homes(queued(workflow)) == {}
+    assert owners({"prompt": {}}) is None and owners(queued(workflow))["homes"] == {}
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
@@ -199,4 +199,28 @@ def test_nodes_of_invalid_workflows_have_no_home(odd):
         {"nodes": [{"id": 3, "properties": odd}]},
         {"nodes": [tagged(3, odd)]},
     ):
-        assert homes(queued(workflow, "3", "3:5")) in ({}, {"3": f"None {odd}"} if isinstance(odd, str) else {})
+        assert owners(queued(workflow, "3", "3:5"))["homes"] in (
+            {},
+            {"3": f"None {odd}"} if isinstance(odd, str) else {},
+        )
+
+
+def test_map_of_another_workflow_gets_the_texts_of_this_one():
+    """A cached run was made in a workflow whose nodes have other ids. The page would write into the wrong node."""
+
+    def request(positive: str, negative: str) -> dict:
+        prompt = {
+            positive: {"class_type": "CLIPTextEncode", "inputs": {"text": "a house", "clip": ["9", 1]}},
+            negative: {"class_type": "CLIPTextEncode", "inputs": {"text": "fog" * 40_000, "clip": ["9", 1]}},
+            "9": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled"}},
+        }
+        links = {"positive": [positive, 0], "negative": [negative, 0]}
+        prompt["7"] = {"class_type": "ADTTreeSampler", "inputs": links}
+        return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "nodes": []}}}}
+
+    first, second = request("1", "2"), request("2", "1")
+    attach(hidden_of(first, "7"), [{"data": "a map", "texts": texts_of(first["prompt"], "7")}])
+    remind(second)
+    (part,) = second["extra_data"]["extra_pnginfo"]["workflow"]["extra"]["adt_tree_maps"]["7"]["parts"]
+    assert part == {"data": "a map", "texts": {"2": {"text": "a house"}}}, "very long texts are left out"
+    assert owners(second)["texts"] == {"7": part["texts"]} and owners(second)["workflow"] == "w"

@@ -47,6 +47,23 @@ def test_compare_shows_the_changes_of_lantern(compare, pack, small):
     assert re.search(r"\nA: adt-tree, Relaxed \(\d+\.\d % of the tokens replaced by LANTERN\), ", report)
 
 
+def test_map_as_video(pack, small):
+    """Frames must add tokens and never remove one. The last second must show the finished image beside its map."""
+    latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
+    (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
+    maps = pack.run("ADTTreeMapToImage", trace=trace, opacity=1.0, images=images)[0]
+    frames, fps = pack.run("ADTTreeMapToVideo", trace=trace, images=images, image=0, seconds=3.0, fps=4.0)
+    height, width = images.shape[1:3]
+    assert fps == 4.0 and tuple(frames.shape) == (12, height, 2 * width, 3)
+    torch.testing.assert_close(frames[-4:, :, :width], images[:1].expand(4, -1, -1, -1))
+    shown = [(frame != frames[0]).any(-1).sum().item() for frame in frames]
+    assert shown == sorted(shown) and shown[-1] > shown[2] > 0
+    assert frames[-1, :, width:].unique(dim=0).shape[0] > 1 and maps.shape == images.shape
+    for inputs in ({"image": 2}, {"seconds": 60.0, "fps": 60.0}, {"images": images[:1]}):
+        given = {"trace": trace, "images": images, "image": 0, "seconds": 3.0, "fps": 4.0, **inputs}
+        assert pack.fails("ADTTreeMapToVideo", **given).startswith(next(iter(inputs)))
+
+
 @pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
 def test_map_as_image_and_mask(pack, small, show):
     """The mask must have the scaled value of each token.

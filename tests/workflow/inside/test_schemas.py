@@ -15,6 +15,7 @@ from .conftest import ROOT, info_inputs
 NODES = {
     *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLANTERN"),
     *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapToImage", "ADTTreeRunStats", "ADTTreeBenchmark"),
+    "ADTTreeMapToVideo",
     *("ADTTreeDiagnostics", "ADTTreeTrainDrafter"),
     *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport"),
     *("ADTTreeGLMImageDecoderLoader", "ADTTreeGLMImageDecode"),
@@ -94,6 +95,27 @@ def test_all_texts_are_translated(pack, inputs, language):
             kind, options = inputs[name][label]
             choices = kind if isinstance(kind, list) else options.get("options", [])
             assert set(entry.get("options", choices)) == set(choices), (name, label)
+
+
+FILES = {"model", "drafter", "file", "transformer", "text_encoder", "vae"}
+"""Inputs that list files, whose names are not translated."""
+NAMES = {"float32", "float64", "bfloat16", "float16"}
+"""Choices that are names in every language."""
+
+
+@pytest.mark.parametrize("language", LOCALES)
+def test_choices_are_translated(inputs, language):
+    """A choice with an English word must have a label in the language of the user."""
+    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    missing = {}
+    for name, words in translated.items():
+        for label, entry in words["inputs"].items():
+            kind, options = inputs[name][label]
+            choices = kind if isinstance(kind, list) else options.get("options", [])
+            english = {choice for choice in choices if re.search("[a-z]{3}", str(choice))} - NAMES
+            if label not in FILES and (left := sorted(english - set(entry.get("options", {})))):
+                missing[name, label] = left
+    assert missing == {}
 
 
 @pytest.mark.parametrize("language", ["en", *LOCALES])

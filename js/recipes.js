@@ -1,0 +1,122 @@
+/**
+ * PNGs without a workflow: those of `adt.py generate`, of the Benchmark and of batches. If the user opens one, this file
+ * makes a workflow from the settings in it. From the text `parameters`, which other programs read, ComfyUI itself would
+ * make a workflow for Stable Diffusion.
+ *
+ * Anybody may have written the PNG. Values are only set in widgets, within their limits, and models are chosen from the
+ * list of the loader.
+ */
+
+import {
+  addBefore,
+  choicesOf,
+  findWidget,
+  inputOptions,
+  nodesOf,
+  onFile,
+  openTemplate,
+  registerExtension,
+  setValue,
+  showError,
+} from "./comfy.js";
+import { textsOf } from "./png.js";
+import { FIRST } from "./templates.js";
+import { texts } from "./texts.js";
+
+const KEY = "adt_tree"; // keyword of the settings, as in adt_core/app/images.py
+const WORKFLOWS = ["workflow", "prompt"]; // keywords of ComfyUI's own texts
+const LARGEST = 2 ** 28; // bytes of a file that is read
+const CUSTOM = "custom";
+const METHODS = { "adt-tree": "Exact ADT-Tree", "no-drafting": "No drafting" }; // as in nodes/drafting.py
+const NOISES = { upstream: "original script" }; // as in nodes/sampling.py
+
+/** The settings in an image file; null if ComfyUI opens the file itself, {} if the settings are damaged. */
+async function recipeIn(file) {
+  if (!file.name?.toLowerCase().endsWith(".png") || file.size > LARGEST) return null;
+  const texts = textsOf(await file.arrayBuffer());
+  if (WORKFLOWS.some((key) => key in texts) || !(KEY in texts)) return null;
+  try {
+    const recipe = JSON.parse(texts[KEY]);
+    return typeof recipe?.prompt === "string" ? recipe : {};
+  } catch {
+    return {};
+  }
+}
+
+/** Set a widget to a value of the file, if the widget can have this value. */
+function set(node, name, value) {
+  const widget = findWidget(node, name);
+  if (!widget || typeof value !== typeof widget.value) return;
+  const choices = choicesOf(widget);
+  if (choices && !choices.includes(value)) return;
+  const { min = -Infinity, max = Infinity } = inputOptions(node, name) ?? {};
+  setValue(node, widget, typeof value === "number" ? Math.min(Math.max(value, min), max) : value);
+}
+
+/** The name in the loader's list for the path or name of a model. */
+function listed(loader, recipe) {
+  const nameOf = (path) => String(path).split(/[\\/]/).pop().toLowerCase();
+  const wanted = [recipe.model, recipe.model_name].map(nameOf);
+  return choicesOf(findWidget(loader, "model")).find((name) => wanted.includes(nameOf(name)));
+}
+
+function fillLoader(loader, recipe) {
+  set(loader, "model", listed(loader, recipe));
+  set(loader, "dtype", recipe.weights ? `${recipe.weights} weights` : recipe.dtype);
+  set(loader, "exact", recipe.exact === "on");
+}
+
+function fillSampler(sampler, recipe) {
+  set(sampler, "preset", CUSTOM);
+  for (const name of ["seed", "guidance", "temperature", "top_k", "top_p"]) set(sampler, name, recipe[name]);
+  set(sampler, "control_after_generate", "fixed");
+  set(sampler, "noise", NOISES[recipe.noise]);
+  set(sampler, "drafting", METHODS[recipe.method] ?? "Auto");
+  set(sampler, "batch_size", (recipe.image_index ?? 0) + 1); // each image of a prompt has its own noise
+}
+
+function addNegative(sampler, loader, text) {
+  const node = addBefore(sampler, "CLIPTextEncode", "negative", [loader, 1, "clip"]);
+  set(node, "text", text);
+}
+
+/** LANTERN changes the image, so its numbers are needed. */
+function addLantern(sampler, recipe) {
+  const isPlus = typeof recipe.lantern_lambda === "number";
+  const node = addBefore(sampler, "ADTTreeLANTERN", "lantern");
+  set(node, "rule", isPlus ? "factor (LANTERN++)" : "delta (LANTERN)");
+  set(node, "neighbours", recipe.lantern_k);
+  set(node, "delta", recipe.lantern_delta);
+  set(node, "factor", recipe.lantern_lambda);
+  set(node, "max_replaced", recipe.max_substitution);
+  set(sampler, "drafting", "Auto");
+}
+
+/** Fill the nodes of the first template with the settings of an image. */
+function fill(recipe) {
+  const find = (type) => nodesOf().find(({ comfyClass }) => comfyClass === type);
+  const [loader, prompt, sampler] = ["ADTTreeModelLoader", "CLIPTextEncode", "ADTTreeSampler"].map(find);
+  set(prompt, "text", recipe.prompt + (typeof recipe.suffix === "string" ? recipe.suffix : ""));
+  fillLoader(loader, recipe);
+  fillSampler(sampler, recipe);
+  if (typeof recipe.negative === "string" && recipe.negative) addNegative(sampler, loader, recipe.negative);
+  if ([recipe.lantern_delta, recipe.lantern_lambda].some(Number.isFinite)) addLantern(sampler, recipe);
+}
+
+registerExtension({
+  name: "adttree.recipes",
+
+  setup() {
+    onFile(async (file) => {
+      const recipe = await recipeIn(file);
+      if (!recipe) return false;
+      if (!recipe.prompt) {
+        showError(texts.unreadable(file.name));
+        return true;
+      }
+      await openTemplate(FIRST, file.name.replace(/\.\w+$/, ""));
+      fill(recipe);
+      return true;
+    });
+  },
+});

@@ -1,0 +1,104 @@
+"""Tests of the map's controls: replay, pins, files of a replay, and Measure."""
+
+import io
+
+import pytest
+from comfy_page import ComfyPage
+from PIL import Image
+
+LARGEST = 2 * 10**6
+"""Maximum size in bytes of the file of a replay."""
+COMPARE = "app.graph.nodes.find((n) => n.type === 'ADTTreeCompare')"
+PLAYS = """async (address) => {
+  const video = Object.assign(document.createElement('video'), { src: address, muted: true });
+  await new Promise((resolve, reject) => { video.onloadeddata = resolve; video.onerror = reject; });
+  return [video.videoWidth, video.videoHeight];
+}"""
+
+
+@pytest.fixture
+def done(tab, workflow) -> int:
+    """Run the workflow, and return the id of its sampler."""
+    tab.load(workflow.data)
+    tab.run()
+    tab.finished(workflow.sampler)
+    tab.settle()
+    return workflow.sampler
+
+
+def test_text_of_the_replay_is_outside_of_the_image(tab, done):
+    tab.map(done, "(panel.replay.slider.value = 3, panel.replay.slider.oninput(), 0)")
+    tab.settle()
+    assert tab.map(done, "panel.replay.label.textContent").startswith("Pass 4 of ")
+    assert tab.map(done, "!panel.stage.contains(panel.replay.label) && panel.about.hidden")
+    tab.map(done, "(panel.replay.slider.value = 999, panel.replay.slider.oninput(), 0)")
+    tab.settle()
+    assert not tab.map(done, "panel.about.hidden")
+
+
+def test_double_click_zooms_and_clicks_unpin(tab, done):
+    canvas = tab.canvas(done)
+    canvas.dblclick()
+    tab.settle()
+    assert tab.map(done, "[panel.pinned, panel.view.scale]") == [None, 2]
+    canvas.click()
+    tab.settle()
+    assert tab.map(done, "panel.pinned")
+    canvas.click()
+    tab.settle()
+    assert tab.map(done, "panel.pinned") is None
+    canvas.click()
+    tab.page.mouse.click(640, 60)
+    tab.settle()
+    assert tab.map(done, "panel.pinned") is None
+
+
+@pytest.mark.parametrize("kind", ["webp", "webm"])
+def test_replay_is_saved_as_a_file_that_plays(tab: ComfyPage, done, tmp_path, kind):
+    with tab.page.expect_download() as download:
+        tab.map(done, "(panel.saveReplay(argument), 0)", kind)
+    path = tmp_path / f"replay.{kind}"
+    download.value.save_as(path)
+    data = path.read_bytes()
+    assert 1000 < len(data) < LARGEST
+    if kind == "webp":
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.n_frames == 85
+            durations = [(image.seek(frame), image.load(), image.info["duration"])[-1] for frame in range(85)]
+        assert sum(durations) == pytest.approx(8000, abs=50)
+    else:
+        address = tab.page.evaluate(
+            "(bytes) => URL.createObjectURL(new Blob([Uint8Array.from(bytes)], { type: 'video/webm' }))", list(data)
+        )
+        width, height = tab.page.evaluate(PLAYS, address)
+        assert width > height > 300
+
+
+def test_measure_reuses_its_nodes_and_measures_again(tab, done):
+    counts, runs = [], []
+    for _ in range(2):
+        tab.map(done, "(panel.measure.click(), 0)")
+        compare = tab.page.evaluate(f"{COMPARE}.id")
+        tab.wait(compare, f"run?.state === 'done' && run.id !== '{runs[-1] if runs else ''}'", timeout=180)
+        runs.append(tab.map(compare, "run.id"))
+        counts.append(len(tab.saved()["nodes"]))
+    tab.screenshot("measured_twice")
+    assert counts[0] == counts[1] and runs[0] != runs[1]
+    assert "Ignored" not in tab.map(compare, "panel.caption.message")
+    assert tab.map(compare, "panel.line.textContent").count("\n") == 1
+
+
+def test_drafting_is_dimmed_while_settings_decide(tab, done):
+    drafting = f"app.graph.getNodeById({done}).widgets.find((w) => w.name === 'drafting')"
+    assert tab.page.evaluate(f"[{drafting}.disabled, {drafting}.label]") == [True, "drafting (from settings)"]
+    tab.page.evaluate(f"app.graph.getNodeById({done}).disconnectInput('settings')")
+    assert tab.page.evaluate(f"[{drafting}.disabled, {drafting}.label]") == [False, "drafting"]
+
+
+def test_text_of_prompts_is_dimmed_while_a_file_is_chosen(tab, workflow):
+    node = workflow.add("ADTTreePrompts", (40, 700), ["(the text below)", "a house"])
+    tab.load(workflow.data)
+    widgets = f"app.graph.getNodeById({node}).widgets"
+    for file, dimmed in (("list.txt", True), ("(the text below)", False)):
+        tab.page.evaluate(f"(file) => {{ {widgets}[0].value = file; {widgets}[0].callback(file); }}", file)
+        assert tab.page.evaluate(f"{widgets}[1].disabled") is dimmed
