@@ -274,14 +274,7 @@ class Trace:
             One list per row of the grid, with one number per cell; 0 for cells whose tokens were given.
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
-        first: dict[str, float] = {
-            "acceptance": 1,
-            "depth": 0,
-            "width": 0,
-            "time": prefill,
-            "certainty": 0,
-            "moment": 0,
-        }
+        first = {"acceptance": 1.0, "time": prefill}.get(figure, 0.0)
         moment = 0.0
         given = self.given[image] if self.given else [False] * self.length
         tokens: list[float] = [0 if is_given else first for is_given in given]

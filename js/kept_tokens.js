@@ -66,12 +66,10 @@ export function drawMask(context, { box, rows, columns, kept }) {
     if (y > 0 && kept[cell - columns] !== isKept) line(x, y, x + 1, y);
   });
   context.setLineDash([]);
-  for (const [style, width] of [
-    ["#000", 3],
-    ["#fff", 1.5],
-  ]) {
-    context.strokeStyle = style;
-    context.lineWidth = width;
-    context.stroke(outline);
-  }
+  context.strokeStyle = "#000";
+  context.lineWidth = 3;
+  context.stroke(outline);
+  context.strokeStyle = "#fff";
+  context.lineWidth = 1.5;
+  context.stroke(outline);
 }
