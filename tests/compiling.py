@@ -111,6 +111,65 @@ def _compile(capability: int, launches: Iterator[tuple[str, Callable[[], object]
     return found
 
 
+def ptx(capability: int) -> Iterator[tuple[str, str, str]]:
+    """Compile all kernels twice: for tensors, as with torch's allocator, and for addresses, as with cudaMallocAsync.
+
+    Yields:
+        Operands of a launch, and the PTX of its kernels for tensors and for addresses.
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from adt_core.kernels import choice
+
+    compiled = []
+    run = JITFunction.run
+
+    def compile_only(function, *args, grid, warmup, **options):
+        compiled.append(run(function, *args, grid=grid, warmup=True, **options).asm["ptx"])
+
+    def as_addresses(*operands):
+        return [operand.data_ptr() for operand in operands]
+
+    driver.set_active(_Driver(capability))
+    JITFunction.run = compile_only
+    usual = choice.pointers
+    for operands, launch in _launches(capability):
+        found = []
+        for pointers in usual, as_addresses:
+            choice.pointers = pointers
+            compiled.clear()
+            launch()
+            found.append("\n".join(compiled))
+        yield operands, *found
+
+
+def code(text: str) -> list[str]:
+    """Return the instructions of PTX without the names of parameters, registers and labels, and without comments.
+
+    Equal results mean the same loads, and the same order of sums.
+    """
+    lines = [line.split("//")[0].strip() for line in text.splitlines()]
+    lines = [line for line in lines if re.match(r"@?%?\w+[\w.]*\s", line) and not line.startswith((".", "cvta", "ld.param"))]
+    return [re.sub(r"%\w+|\$\w+", "%", line) for line in lines]
+
+
+def _compare_allocators(capability: int) -> list[str]:
+    """Return the operands of all launches whose code depends on the allocator."""
+    import triton
+
+    different = []
+    counts = []
+    for operands, *both in ptx(capability):
+        one, other = map(code, both)
+        loads = [sum(line.startswith(("ld.global", "@% ld.global", "@% cp.async", "cp.async")) for line in lines) for lines in (one, other)]
+        counts.append(loads[0])
+        if one != other:
+            different.append(f"{operands}: {loads[0]} and {loads[1]} loads, {len(one)} and {len(other)} instructions")
+    print(f"Triton {triton.__version__}, {capability / 10}: {len(counts)} launches, {len(different)} differ", *different, sep="\n")
+    return different
+
+
 def _instructions(cubin: bytes) -> list[str]:
     """Return the matrix instructions of a compiled product, from the SASS that NVIDIA's disassembler prints."""
     from triton import knobs
@@ -238,7 +297,9 @@ def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the resources for one compute capability as JSON; or for all of them tables, spills and instructions."""
-    if arguments:
+    if arguments[:1] == ["allocators"]:
+        sys.exit(bool([row for capability in map(int, arguments[1:]) for row in _compare_allocators(capability)]))
+    elif arguments:
         capability = int(arguments[0])
         json.dump(_compile(capability, _launches(capability)), sys.stdout)
     else:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ VARIABLE = "ADT_TREE_KERNELS"
 :data:`OPERATIONS`, separated by commas."""
 MIN_CAPABILITY = (7, 5)
 """Oldest compute capability for which Triton compiles."""
+ALIGNMENT = 16
+"""Number by which the addresses of all operands are divisible. Triton reads 16 bytes at a time only from such
+addresses. torch allocates memory at multiples of 512."""
+LONGEST_REASON = 200
+"""Maximum number of characters of an error's message in a :class:`KernelError`."""
 TIMED_TURNS = 5
 """Number of times that a trial measures each function. The functions take turns, and the shortest time counts."""
 TIMED_CALLS = 8
@@ -92,7 +97,13 @@ class KernelError(RuntimeError):
         """Return the error for an exception of Triton, its compilers or the driver, which have no common class."""
         if isinstance(error, cls):
             return error
-        return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
+        return cls(f"{type(error).__name__}: {_last_part(str(error))}".rstrip(".: "))
+
+
+def _last_part(text: str) -> str:
+    """Return the end of a message. Errors of compilers begin with source code or with a command line."""
+    line = one_line(text).strip()
+    return line if len(line) <= LONGEST_REASON else f"... {line[-LONGEST_REASON:]}"
 
 
 def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
@@ -100,8 +111,15 @@ def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
 
     The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
     tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
-    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype
+    (:mod:`.pointer_triton`).
+
+    Raises:
+        ValueError: If the address of numbers is not a multiple of :data:`ALIGNMENT`, which the kernels require. Cache
+            positions, which are int64, are read one by one.
     """
+    if any(operand.data_ptr() % ALIGNMENT for operand in operands if operand.dtype != torch.int64):
+        raise ValueError(f"the address of an operand is not a multiple of {ALIGNMENT}")
     if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
         return [operand.data_ptr() for operand in operands]
     return operands
@@ -112,6 +130,24 @@ def triton_dtype(dtype: torch.dtype):
     import triton.language as tl
 
     return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numbers: float, **options: Any) -> None:
+    """Launch a Triton kernel on the device of its first operand.
+
+    Args:
+        kernel: Function with the decorator `triton.jit`.
+        grid: Number of programs in each dimension.
+        operands: Tensors that the kernel reads and writes, its first arguments.
+        *numbers: Its other arguments.
+        **options: Compile-time constants and options of the compiler. `enable_fp_fusion` is fixed, because a user's
+            environment variable (`TRITON_DEFAULT_FP_FUSION`) would otherwise change the rounding.
+
+    Raises:
+        KernelError: If the launch raises an exception that does not report a lack of memory.
+    """
+    with launching(operands[0]):
+        kernel[grid](*pointers(*operands), *numbers, **options, enable_fp_fusion=True)
 
 
 @contextmanager
