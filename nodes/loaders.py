@@ -10,6 +10,7 @@ from ..adt_core import AdtError, load_target
 from ..adt_core.app.inspect import inspect
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
+from ..adt_core.models.quantised import check_device
 from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
@@ -29,7 +30,8 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     The small bundled model, and every model on the CPU, computes in float32. Other models compute in bfloat16.
 
     On a card without bfloat16, float32 is preferred, because activations may overflow float16. The result is float16
-    only if the card supports it, the weights are not quantised, and the model does not fit into memory in float32.
+    only if the card supports it, and the weights are quantised, because the fast products of such weights have float16
+    activations, or the model does not fit into memory in float32.
 
     Args:
         weights: "int8", "fp8" or "int4" if the weight matrices are quantised, otherwise None.
@@ -39,8 +41,10 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
         return torch.float32
     if mm.should_use_bf16(device):
         return torch.bfloat16
-    if weights is not None or not mm.should_use_fp16(device):
+    if not mm.should_use_fp16(device):
         return torch.float32
+    if weights is not None:
+        return torch.float16
     needed = inspect(path)[0]["memory"]["float32"]
     room = mm.get_total_memory(device)
     if needed <= room:
@@ -139,12 +143,15 @@ class ADTTreeModelLoader(io.ComfyNode):
             tell(message("model.missing", model=model), logging.ERROR)
             raise
         drop_unused_results()
+        weights = _WEIGHTS.get(dtype)
+        torch_dtype = _DTYPES[dtype] if dtype in _DTYPES else auto_dtype(path, weights)
+        check_device(weights, mm.get_torch_device(), torch_dtype)
         target = load_target(
             path,
             device=mm.unet_offload_device(),
-            dtype=_DTYPES[dtype] if dtype in _DTYPES else auto_dtype(path, _WEIGHTS.get(dtype)),
+            dtype=torch_dtype,
             check=check_cancelled,
-            weights=_WEIGHTS.get(dtype),
+            weights=weights,
             exact=exact,
         )
         decoder = manage(target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model")

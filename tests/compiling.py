@@ -150,7 +150,9 @@ def code(text: str) -> list[str]:
     Equal results mean the same loads, and the same order of sums.
     """
     lines = [line.split("//")[0].strip() for line in text.splitlines()]
-    lines = [line for line in lines if re.match(r"@?%?\w+[\w.]*\s", line) and not line.startswith((".", "cvta", "ld.param"))]
+    lines = [
+        line for line in lines if re.match(r"@?%?\w+[\w.]*\s", line) and not line.startswith((".", "cvta", "ld.param"))
+    ]
     return [re.sub(r"%\w+|\$\w+", "%", line) for line in lines]
 
 
@@ -162,11 +164,18 @@ def _compare_allocators(capability: int) -> list[str]:
     counts = []
     for operands, *both in ptx(capability):
         one, other = map(code, both)
-        loads = [sum(line.startswith(("ld.global", "@% ld.global", "@% cp.async", "cp.async")) for line in lines) for lines in (one, other)]
+        loads = [
+            sum(line.startswith(("ld.global", "@% ld.global", "@% cp.async", "cp.async")) for line in lines)
+            for lines in (one, other)
+        ]
         counts.append(loads[0])
         if one != other:
             different.append(f"{operands}: {loads[0]} and {loads[1]} loads, {len(one)} and {len(other)} instructions")
-    print(f"Triton {triton.__version__}, {capability / 10}: {len(counts)} launches, {len(different)} differ", *different, sep="\n")
+    print(
+        f"Triton {triton.__version__}, {capability / 10}: {len(counts)} launches, {len(different)} differ",
+        *different,
+        sep="\n",
+    )
     return different
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError, is_out_of_memory
-from ..kernels import choice
+from ..kernels import choice, first_use
 from ..kernels.choice import KernelError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
@@ -185,6 +185,10 @@ class Decoding:
     def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
+        with choice.watched(self._device):
+            yield from self._rounds()
+
+    def _rounds(self) -> Generator[Round, None, None]:
         self._fix_conditions()
         self._queue = queue = ImageQueue(
             self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
@@ -193,6 +197,8 @@ class Decoding:
         try:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
+                if bool((self.codes[:, -1] >= 0).any()):
+                    first_use.end(self._device, proven=choice.has_launched(self._device))
                 yield round
         except GeneratorExit:
             pass  # the caller needs no further rounds; costs are learned from the rounds so far
@@ -204,6 +210,10 @@ class Decoding:
             self._queue = None
             queue.leave()
         self.trace.speedup = self._costs.learn(self.at_once)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.target.decoder.embedding.device
 
     def _fix_conditions(self) -> None:
         self._conditions.fix(self._costs, self.at_once)
@@ -268,13 +278,14 @@ class Decoding:
         began = time.perf_counter()
         cost_began = self._costs.clock()
         is_drafting = slots.proposer is not None
-        attempts = slots.graphs.attempts
+        graphs = slots.graphs
+        attempts = graphs.attempts + graphs.launches
         shapes = _choose_shapes(self._policy, slots)
         outcome = run_round(slots, shapes, self._budget.allowed(slots))
         # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
         records = self._record_codes(outcome)
         seconds = time.perf_counter() - began
-        prepared = slots.graphs.attempts > attempts
+        prepared = graphs.attempts + graphs.launches > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
         if self.threads.count == self.threads.first:
             self._costs.record(shapes, round, self._costs.clock() - cost_began)

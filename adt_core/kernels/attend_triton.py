@@ -71,7 +71,7 @@ def far_chunks(
     row = tl.program_id(2).to(tl.int64)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     dims = tl.arange(0, PADDED)[None, :]
-    bounds = bounds.to(tl.pointer_type(tl.int64)) + row * n * 2
+    bounds = pointer(bounds, tl.int64) + row * n * 2
     first_seen, until_seen = _far_keys(bounds, n)
     entry = cache + row * cache_row_stride + head * head_stride + columns[:, None] * WIDTH + dims
     inside = ((columns >= first_seen) & (columns < until_seen))[:, None] & (dims < WIDTH)
@@ -139,7 +139,7 @@ def merge(
     """
     queries = pointer(queries, DTYPE)
     cache = pointer(cache, DTYPE)
-    paths = paths.to(tl.pointer_type(tl.int64))
+    paths = pointer(paths, tl.int64)
     sums = pointer(sums, tl.float32)
     peaks = pointer(peaks, tl.float32)
     token = tl.program_id(0).to(tl.int64)

@@ -2,8 +2,9 @@
 
 A kernel is used only if it compiles on this device, gives the values of the reference, gives bitwise equal results
 where the operation requires them, and is fast enough (`Trial.min_speedup`). The result of a trial, the *verdict*, is
-stored for later processes (:mod:`.verdicts`). No trial runs on devices other than NVIDIA GPUs, or if Triton is missing:
-there, the reference is used.
+stored for later processes (:mod:`.verdicts`). A later process compares values and bits again, but measures no times.
+Before the first trial, it writes a marker, so that a crash is not repeated (:mod:`.first_use`). No trial runs on other
+devices than NVIDIA GPUs, or if Triton is missing: there, the reference is used.
 
 A captured round must not run a trial, because a trial waits for the device. The first launch of a round is never
 captured (:mod:`adt_core.engine.graphs`), so all trials are over when the round is captured.
@@ -24,9 +25,10 @@ import torch
 from torch import Tensor
 
 from ..environment import variable
-from ..errors import AdtError, Check, is_out_of_memory, one_line, shown
-from ..models.torch_private import occupy_gpu
+from ..errors import AdtError, Check, command, is_out_of_memory, one_line, shown
+from ..models.torch_private import occupy_gpu, product_settings
 from ..runtime import cached_per_runtime, get_runtime
+from . import first_use
 from .verdicts import Verdict, find_verdict, save_verdict
 
 OPERATIONS = ("attend", "gate", "linear", "norm", "norm_rope_store")
@@ -41,6 +43,8 @@ MIN_CAPABILITY = (7, 5)
 ALIGNMENT = 16
 """Number by which the addresses of all operands are divisible. Triton reads 16 bytes at a time only from such
 addresses. torch allocates memory at multiples of 512."""
+NO_FOLDER = "neither the cache folder nor the folder for temporary files can be written"
+"""Reason why kernels are off if no marker can be written."""
 LONGEST_REASON = 200
 """Maximum number of characters of an error's message in a :class:`KernelError`."""
 TIMED_TURNS = 5
@@ -86,6 +90,10 @@ class Trial(NamedTuple):
     min_speedup: float = 1.0
 
 
+TrialMaker = Callable[[], Trial]
+"""Function that returns a trial. It allocates the operands."""
+
+
 class KernelError(RuntimeError):
     """A Triton kernel could not be launched, or a captured round that contains kernels failed.
 
@@ -115,14 +123,18 @@ def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
     (:mod:`.pointer_triton`).
 
     Raises:
-        ValueError: If the address of numbers is not a multiple of :data:`ALIGNMENT`, which the kernels require. Cache
-            positions, which are int64, are read one by one.
+        ValueError: If an address is not a multiple of :data:`ALIGNMENT`, which the kernels require.
     """
-    if any(operand.data_ptr() % ALIGNMENT for operand in operands if operand.dtype != torch.int64):
+    if any(operand.data_ptr() % ALIGNMENT for operand in operands):
         raise ValueError(f"the address of an operand is not a multiple of {ALIGNMENT}")
     if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
         return [operand.data_ptr() for operand in operands]
     return operands
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return a tensor, or a copy if it is a view whose address is not a multiple of :data:`ALIGNMENT`."""
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def triton_dtype(dtype: torch.dtype):
@@ -166,7 +178,7 @@ def launching(x: Tensor) -> Iterator[None]:
         raise KernelError.of(error) from error
 
 
-def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Trial]) -> bool:
+def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: TrialMaker) -> bool:
     """Return whether to launch the Triton kernel of an operation. The first call for a shape runs a trial.
 
     Args:
@@ -186,14 +198,25 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
     if key not in known:
         operands = ", ".join(str(part).removeprefix("torch.") for part in (x.dtype, *shape))
         verdict = find_verdict(x.device, operation, operands)
-        if verdict is None:
-            _before_trial()
-            verdict = save_verdict(x.device, Verdict(operation, operands, *_decide(trial, x.device)))
+        if verdict is None or verdict.uses_kernel:
+            _before_trial(is_first=verdict is None)
+            if not first_use.begin(x.device):
+                switch_off(NO_FOLDER)
+                return False
+            verdict = _tried(verdict, x.device, operation, operands, trial)
         _log_rejection(verdict)
         known[key] = verdict
     if runtime.recorded_verdicts is not None:
         runtime.recorded_verdicts.add(known[key])
     return known[key].uses_kernel
+
+
+def _tried(stored: Verdict | None, device: torch.device, operation: str, operands: str, trial: TrialMaker) -> Verdict:
+    """Run a trial and return its verdict. If there is a stored verdict, only values and bits are compared."""
+    if stored is None:
+        return save_verdict(device, Verdict(operation, operands, *_decide(trial, device)))
+    problem = _problem(trial)
+    return Verdict(operation, operands, False, problem, True) if problem else stored
 
 
 @contextmanager
@@ -215,12 +238,16 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
         runtime.trial_check = None
 
 
-def _before_trial() -> None:
-    """Let the user cancel, and log once why the first image of a model takes longer."""
+def _before_trial(is_first: bool) -> None:
+    """Let the user cancel, and log once why the first image of a model takes longer.
+
+    Args:
+        is_first: Whether no process has tried the kernel yet.
+    """
     runtime = get_runtime()
     if runtime.trial_check is not None:
         runtime.trial_check()
-    if runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
+    if is_first and runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
         _log.info("Compiling and trying Triton kernels, once for this GPU and these versions of its software.")
 
 
@@ -230,6 +257,17 @@ def switch_off(reason: str) -> None:
     if not runtime.kernel_failure:
         runtime.kernel_failure = reason
         _log.warning("Triton kernels are off until the program ends, so images take longer: %s.", reason)
+
+
+def follow_settings() -> None:
+    """Forget the results of all trials if settings of matrix products have changed since the last decoding."""
+    runtime = get_runtime()
+    settings = product_settings()
+    if runtime.product_settings not in (None, settings):
+        runtime.kernel_verdicts.clear()
+        runtime.kernel_choices.clear()
+        runtime.equal_products.clear()
+    runtime.product_settings = settings
 
 
 def _log_rejection(verdict: Verdict) -> None:
@@ -258,6 +296,28 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
 
 
+@contextmanager
+def watched(device: torch.device) -> Iterator[None]:
+    """Decode in the block. If it ends with an error of the device, let no process use kernels on this device again.
+
+    Raises:
+        AdtError: If the device fails, and kernels were launched. A kernel that writes to a wrong address makes all
+            later operations of the process fail.
+    """
+    if has_launched(device):
+        first_use.begin(device)
+    try:
+        with first_use.watched(device):
+            yield
+    except RuntimeError as error:
+        if not (first_use.is_device_error(error) and has_launched(device)):
+            raise
+        raise AdtError(
+            f"The GPU has failed ({one_line(str(error))[:LONGEST_REASON]}), and works again after a restart of this "
+            f"program; if a Triton kernel is the cause, set the environment variable {VARIABLE} to 0."
+        ) from error
+
+
 def has_launched(device: torch.device) -> bool:
     """Return whether operations may have launched kernels on a device."""
     return supports_kernels(device) and any(verdict.uses_kernel for verdict in verdicts())
@@ -268,9 +328,20 @@ def supports_kernels(device: torch.device) -> bool:
     return not missing_support(device)
 
 
-def missing_support(device: torch.device) -> str:
-    """Return the reason why no Triton kernel can run on a device; "" if kernels can run."""
-    return _missing_support(device) or get_runtime().kernel_failure
+def missing_support(device: torch.device, operation: str = "") -> str:
+    """Return the reason why no Triton kernel can run on a device; "" if kernels can run.
+
+    Args:
+        operation: Operation that must be enabled; "" if any is enough.
+    """
+    if reason := _missing_support(device) or get_runtime().kernel_failure:
+        return reason
+    return f"{VARIABLE} does not contain {operation}" if operation and operation not in enabled_operations() else ""
+
+
+def failure(device: torch.device, trial: TrialMaker) -> str:
+    """Compare values and bits of a kernel outside of a choice. Return the reason why it can't be used, or ""."""
+    return _problem(trial) if first_use.begin(device) else NO_FOLDER
 
 
 @cached_per_runtime
@@ -302,6 +373,10 @@ def _missing_support(device: torch.device) -> str:
         return "the compute capability of the GPU is too low"
     if not has_triton():
         return "Triton is not installed"
+    if first_use.has_crashed(device):
+        reason = f"a program ended during its first image with them; {command('doctor --kernels')} tries them again"
+        _log.warning("Triton kernels are off on this GPU, so images take longer: %s.", reason)
+        return reason
     allocator = torch.cuda.get_allocator_backend()
     failed = None if allocator == "native" else find_verdict(device, CAPTURES, allocator)
     return f"with the allocator {allocator}, they could not be captured ({failed.reason})" if failed else ""
@@ -322,7 +397,7 @@ def has_triton() -> bool:
     return True
 
 
-def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str, bool]:
+def _decide(trial: TrialMaker, device: torch.device) -> tuple[bool, str, bool]:
     """Run a trial. Return the last three values of a verdict: `uses_kernel`, `reason` and `is_fault`."""
     try:
         comparisons = trial()
@@ -338,6 +413,16 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
     if speedup >= comparisons.min_speedup:
         return True, f"it is {speedup:.2f} times as fast as PyTorch", False
     return False, f"PyTorch is {1 / speedup:.2f} times as fast", False
+
+
+def _problem(trial: TrialMaker) -> str:
+    """Compare values and bits; return the reason why the kernel can't be used, or ""."""
+    try:
+        return _wrong_result(trial())
+    except Exception as error:  # as in `_decide`
+        if is_out_of_memory(error):
+            raise
+        return str(KernelError.of(error))
 
 
 def _wrong_result(trial: Trial) -> str:

@@ -123,7 +123,7 @@ def kernel(
     queries = qkv.new_empty(len(qkv), heads, dim)
     bias, norm_weight, norm_bias = (qkv if given is None else given for given in projection)
     has_positions = isinstance(cache_position, Tensor)
-    positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
+    positions = choice.aligned(cache_position.contiguous()) if isinstance(cache_position, Tensor) else qkv
     start = cache_position.start if isinstance(cache_position, slice) else 0
     value_offset, row_stride, head_stride = cache.stride()[:3]
     choice.launch(

@@ -40,7 +40,7 @@ def norm_rope_store(
     The grid is (tokens of all rows, all heads): the query heads, then the key heads, then the value heads.
     """
     cache = pointer(cache, DTYPE)
-    positions = positions.to(tl.pointer_type(tl.int64))
+    positions = pointer(positions, tl.int64)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     first = token * (HEADS + 2 * KEY_HEADS) * WIDTH

@@ -264,7 +264,7 @@ def test_a_report_is_reused_until_the_weights_or_precision_settings_change(targe
     file.write_text(json.dumps(kept), encoding="utf-8")
     assert report_of_new_process() == found and len(trials) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(invariance, "reduced_precision_settings", lambda: ["TF32"])
+        patch.setattr(invariance, "product_settings", lambda: ["TF32"])
         assert report_of_new_process() == found and len(trials) == 3
         patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
         assert report_of_new_process() == found and len(trials) == 4

@@ -54,7 +54,7 @@ if "benchmarks.gpu.smoke" in sys.orig_argv:
         choice.is_nvidia = lambda device: True
         choice._missing_support = lambda device: ""
         choice._decide = lambda trial, device: (True, "it is fast", False)
-        verdicts._environment = lambda device: "a device"
+        verdicts.environment = lambda device: "a device"
 """
 """Module that lets a kernel raise an error, and another one end its process, after some launches."""
 

@@ -43,8 +43,9 @@ def test_chosen_dtype_depends_on_the_gpu(chosen, gpu):
     )
 
 
-def test_int8_weights_compute_in_float32_on_gpus_without_bfloat16(chosen):
-    assert chosen(False, 1e5, weights="int8") == (torch.float32, [])
+def test_quantised_weights_compute_in_float16_on_gpus_without_bfloat16(chosen):
+    """The kernel of int4 and the fast product of int8 need activations in half precision."""
+    assert chosen(False, 1e5, weights="int8") == (torch.float16, [])
     assert chosen(True, 1e5, weights="int8") == (torch.bfloat16, [])
 
 
