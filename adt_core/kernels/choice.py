@@ -244,11 +244,16 @@ def _before_trial(is_first: bool) -> None:
     Args:
         is_first: Whether no process has tried the kernel yet.
     """
+    _check_cancelled()
     runtime = get_runtime()
-    if runtime.trial_check is not None:
-        runtime.trial_check()
     if is_first and runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
         _log.info("Compiling and trying Triton kernels, once for this GPU and these versions of its software.")
+
+
+def _check_cancelled() -> None:
+    check = get_runtime().trial_check
+    if check is not None:
+        check()
 
 
 def switch_off(reason: str) -> None:
@@ -428,11 +433,13 @@ def _problem(trial: TrialMaker) -> str:
 def _wrong_result(trial: Trial) -> str:
     """Return the first difference that the trial forbids, or ""."""
     for kernel, reference, _ in trial.cases:
+        _check_cancelled()  # each case may compile another version, which takes 4 to 20 seconds
         expected = reference().double()
         difference = (kernel().double() - expected).abs().max()
         if not difference <= trial.tolerance * expected.abs().max():  # also if the difference is NaN
             return f"its values differ from PyTorch's by {float(difference):.2g}"
     for description, one, other in trial.equal_results():
+        _check_cancelled()
         if not one.equal(other):
             return f"its results for {description} are not bitwise equal"
     return ""
