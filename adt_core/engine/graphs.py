@@ -153,14 +153,15 @@ class CudaRecorder:
             _set_sync_debug_mode("error")
             try:
                 run()
-                clear_cublas_workspaces()
             except BaseException as error:
                 clear_frames(error.__traceback__)
+                clear_cublas_workspaces()
                 with suppress(RuntimeError):  # the first error is more informative
                     graph.capture_end()
                 raise
             finally:
                 _set_sync_debug_mode(mode)
+            clear_cublas_workspaces()
             graph.capture_end()
         return partial(self._replay, graph, self._lease)
 

@@ -1,8 +1,8 @@
 """Tests of CUDA graphs and their capture streams, with a fake driver instead of CUDA.
 
 The fake driver cycles through 32 streams, like torch. A product allocates a workspace for its stream, unless the stream
-has one. If one graph of a stream is freed, the driver frees the workspace of this stream. If the workspace was allocated
-before a capture, replaying the captured graph would then write to freed memory.
+has one. If one graph of a stream is freed, the driver frees the workspace of this stream. If the workspace was
+allocated before a capture, replaying the captured graph would then write to freed memory.
 """
 
 import gc

@@ -102,6 +102,7 @@ def draw(place, target, folder):
     return subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True)
 
 
+@pytest.mark.long  # three processes
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("place", ["trial", "image"])
 def test_a_killed_process_is_not_repeated(place, tiny, folder):

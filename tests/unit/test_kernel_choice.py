@@ -3,6 +3,8 @@
 The trials run on a CPU: the tests replace the check of the device and the measurement of times.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -242,19 +244,27 @@ def test_changed_settings_of_products_make_a_new_trial(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change",
+    "changed",
     [
-        lambda patch, matmul: patch.setattr(matmul, "allow_bf16_reduced_precision_reduction", False),
-        lambda patch, matmul: patch.setattr(matmul, "allow_fp16_reduced_precision_reduction", False),
-        lambda patch, _: patch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: "_BlasBackend.Cublaslt"),
-        lambda patch, _: patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        {"allow_bf16_reduced_precision_reduction": False},
+        {"allow_fp16_reduced_precision_reduction": (False, False)},
+        {"preferred_blas_library": lambda: "_BlasBackend.Cublaslt"},
+        {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
     ],
-    ids=["sums in bf16", "sums in fp16", "library", "workspace"],
+    ids=lambda changed: next(iter(changed)),
 )
-def test_settings_of_products_are_named(monkeypatch, change):
-    assert product_settings() == []
-    change(monkeypatch, torch.backends.cuda.matmul)
-    assert len(product_settings()) == 1
+def test_settings_of_products_are_named(monkeypatch, changed):
+    def settings(**changed):
+        reductions = dict.fromkeys(("fp16", "bf16"), True)
+        usual = {f"allow_{kind}_reduced_precision_reduction": value for kind, value in reductions.items()}
+        matmul = SimpleNamespace(**usual | {"fp32_precision": "ieee"} | changed)
+        library = changed.get("preferred_blas_library", lambda: "_BlasBackend.Cublas")
+        cuda = SimpleNamespace(matmul=matmul, preferred_blas_library=library)
+        monkeypatch.setattr(torch.backends, "cuda", cuda)
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", changed.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        return product_settings()
+
+    assert settings() == [] and len(settings(**changed)) == 1
 
 
 def test_the_end_of_a_compilers_message_is_kept():
@@ -330,6 +340,7 @@ def test_support_of_devices(device, triton, variable, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(choice.first_use, "has_crashed", lambda device: False)
     monkeypatch.setenv(choice.VARIABLE, variable)
     assert choice.missing_support(torch.device(device)) == reason
 
