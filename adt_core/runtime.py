@@ -27,6 +27,7 @@ class Runtime:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
         kernel_verdicts: Results of the trials of Triton kernels (:mod:`.kernels.choice`), by operation and operands.
         recorded_verdicts: Set that gets all results that are looked up; None if nothing is recorded.
+        notify: Shows a text to the user while the engine works, such as under a node; None to log it.
         trial_check: Cancellation callback that is called before each trial of a kernel, or None.
         kernel_failure: Reason why Triton kernels are off after a failure; "" if they are on.
         first_use_markers: Markers of this process (:mod:`.kernels.first_use`), by device.
@@ -49,6 +50,7 @@ class Runtime:
         self.equal_products: dict[Hashable, bool] = {}
         self.kernel_verdicts: dict[Hashable, Any] = {}
         self.recorded_verdicts: set[Any] | None = None
+        self.notify: Callable[[str], None] | None = None
         self.trial_check: Callable[[], None] | None = None
         self.kernel_failure = ""
         self.first_use_markers: dict[Any, Path] = {}

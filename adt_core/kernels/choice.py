@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..environment import variable
 from ..errors import AdtError, Check, command, is_out_of_memory, one_line, shown
+from ..messages import message
 from ..models.torch_private import occupy_gpu, product_settings
 from ..runtime import cached_per_runtime, get_runtime
 from . import first_use
@@ -213,9 +214,13 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: TrialMaker) -> b
 
 def _tried(stored: Verdict | None, device: torch.device, operation: str, operands: str, trial: TrialMaker) -> Verdict:
     """Run a trial and return its verdict. If there is a stored verdict, only values and bits are compared."""
-    if stored is None:
-        return save_verdict(device, Verdict(operation, operands, *_decide(trial, device)))
-    problem = _problem(trial)
+    try:
+        if stored is None:
+            return save_verdict(device, Verdict(operation, operands, *_decide(trial, device)))
+        problem = _problem(trial)
+    except _Cancelled as cancelled:
+        assert cancelled.__cause__ is not None
+        raise cancelled.__cause__ from None
     return Verdict(operation, operands, False, problem, True) if problem else stored
 
 
@@ -239,21 +244,30 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
 
 
 def _before_trial(is_first: bool) -> None:
-    """Let the user cancel, and log once why the first image of a model takes longer.
+    """Let the user cancel, and tell once why the first image of a model takes longer.
 
     Args:
         is_first: Whether no process has tried the kernel yet.
     """
-    _check_cancelled()
     runtime = get_runtime()
+    if runtime.trial_check is not None:
+        runtime.trial_check()
     if is_first and runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
-        _log.info("Compiling and trying Triton kernels, once for this GPU and these versions of its software.")
+        (runtime.notify or _log.info)(message("device.compiling"))
+
+
+class _Cancelled(BaseException):
+    """Carries an exception of the cancellation callback out of a trial, where it would count as a fault."""
 
 
 def _check_cancelled() -> None:
     check = get_runtime().trial_check
-    if check is not None:
+    if check is None:
+        return
+    try:
         check()
+    except Exception as error:
+        raise _Cancelled from error
 
 
 def switch_off(reason: str) -> None:

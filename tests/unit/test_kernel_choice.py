@@ -323,6 +323,26 @@ def test_the_first_trial_says_why_the_first_image_takes_longer(caplog):
     assert [record.getMessage()[:9] for record in caplog.records] == ["Compiling"]
 
 
+def test_the_user_is_told_and_can_cancel_between_the_versions_of_a_kernel(runtime, caplog):
+    """Compiling a version takes 4 to 20 seconds."""
+
+    class Cancelled(Exception):
+        pass
+
+    def check():
+        if launched:
+            raise Cancelled
+
+    texts = []
+    launched = []
+    runtime.notify = texts.append
+    case = Case(lambda: launched.append(1) or X, lambda: X)
+    with pytest.raises(Cancelled), choice.recorded_verdicts(check):
+        uses_kernel("double", X, (), lambda: Trial([case] * 3, 0, tuple))
+    assert len(launched) == 1 and [text.parts[0].key for text in texts] == ["device.compiling"]
+    assert not verdicts() and not caplog.records
+
+
 # ---- devices --------------------------------------------------------------------------------------
 
 
