@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401
 
-from .app.pipeline import Pipeline
 from .drafters import load_drafter
 from .engine.decoding import Decoding
 from .errors import AdtError, PromptTooLongError
@@ -10,5 +9,6 @@ from .models.load import load_target
 from .models.target import EncodedPrompt, Target
 from .policies import Drafting
 from .recipe import Loading, Recipe
+from .run.pipeline import Pipeline
 from .settings import Lantern, Sampling
 from .trace import Round, Trace

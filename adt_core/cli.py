@@ -67,7 +67,8 @@ def _message(error: Exception) -> str:
     if isinstance(error, AdtError):
         return one_line(error.with_inputs(option_flag))
     if is_out_of_memory(error):
-        return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
+        # The engine has already tried one image at a time, so a smaller batch can't help.
+        return "not enough memory for this model; try --weights int8 or int4, or a smaller tree with --drafts."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
     if sentence := missing_library(error):
@@ -95,7 +96,7 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
 
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
-    from .commands import generation
+    from .app import generate as command
 
     arguments = args.GenerateArgs(
         files=_section(args.OutputArgs, options),
@@ -106,7 +107,7 @@ def generate(options: dict[str, Any]) -> str:
         device=_device(options),
         parallel=_section(args.WorkerArgs, options),
     )
-    return generation.run(_checked(generation.plan, arguments))
+    return command.run(_checked(command.plan, arguments))
 
 
 def benchmark(options: dict[str, Any]) -> str:
@@ -371,7 +372,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     command = options.pop("run")
     png = options.get("from_png")
     if png is not None:
-        from .app import png_settings
+        from .run import png_settings
 
         given = {name: value for name, value in options.items() if value is not None}
         options |= {**png_settings.read_values(png, given), **given}

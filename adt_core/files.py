@@ -270,10 +270,19 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
     Raises:
         AdtError: If the file cannot be written, or a folder in `name` is a link.
     """
+    write_in_with(folder, name, lambda file: file.write(content))
+
+
+def write_in_with(folder: Path, name: str, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file of any size like :func:`write_in`, without its content in memory.
+
+    Args:
+        fill: As in :func:`write_with`.
+    """
     *subfolders, last = PurePath(name).parts
     place = inside(folder, *subfolders) / last
     with writing(place):
-        _replace(place, lambda file: file.write(content))
+        _replace(place, fill)
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -325,7 +334,7 @@ def add_line(path: Path, line: str) -> None:
 
     Several processes may append to the same file. A process that is killed while it writes can leave an incomplete
     line. The next line is then joined to the incomplete line, and cannot be read. In this case, this function writes
-    its line a second time.
+    its line a second time. If the disk is full, the part of the line that was written is removed again.
 
     Args:
         path: The file. It is created if it does not exist.
@@ -338,16 +347,31 @@ def add_line(path: Path, line: str) -> None:
     with writing(path):
         refuse_links(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", opener=regular) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            start = file.tell() - len(content)
+        start = _append(path, content)
         with opened(path) as file:
             file.seek(max(0, start - 1))
             is_complete = start == 0 or file.read(1) == b"\n"
     if not is_complete:
         add_line(path, line)
+
+
+def _append(path: Path, content: bytes) -> int:
+    """Append bytes to a file, flush them to the disk, and return their offset in the file."""
+    with open(path, "ab", buffering=0, opener=regular) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(content):
+                written += file.write(content[written:])
+            os.fsync(file.fileno())
+            return file.tell() - len(content)
+        except OSError:
+            with opened(path) as part:
+                part.seek(start)
+                rest = part.read(len(content) + 1)
+            if content.startswith(rest):  # no other process has appended to the part
+                file.truncate(start)
+            raise
 
 
 @contextmanager

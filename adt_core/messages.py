@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 TEMPLATES = {
     "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
-    "batch.duplicate": "{count} duplicate (same prompt and seed), generated once.",
-    "batch.duplicates": "{count} duplicates (same prompt and seed), generated once.",
     "batch.folder": "The images are in {folder}.",
     "batch.kept": "{done} of {count} images kept. Press Run to continue. They are in {folder}.",
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",

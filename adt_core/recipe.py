@@ -28,7 +28,9 @@ from .settings import (
     text,
 )
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+AUTO = "auto"
+"""Value of the settings `dtype` and `device` that leaves the choice to `run.resolve`."""
+DTYPES = (AUTO, "float32", "float64", "bfloat16", "float16")
 """Choices of the setting `dtype`."""
 MAX_CODE = 2**20
 """Upper bound of a code (an image token)."""
@@ -48,8 +50,9 @@ class Loading(Settings):
 
     model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
     dtype: str = choice(
-        "float32",
-        "Precision of the computation; with `exact` on, drafting does not change the image in any of them.",
+        AUTO,
+        "Precision of the computation; with `exact` on, drafting does not change the image in any of them. auto: "
+        "float32 for the bundled model and on a CPU, else bfloat16 or what the device computes well.",
         DTYPES,
     )
     exact: str = choice(

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 import adt_core
-from adt_core.app.images import to_uint8
+from adt_core.run.images import to_uint8
 
 HERE = Path(__file__).parent
 CAPTION = "A red house on the left of a grassy field under a cloudy sky."

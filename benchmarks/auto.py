@@ -47,6 +47,7 @@ import torch
 from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
+from adt_core.run.resolve import choose_device
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
@@ -95,7 +96,9 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     """
     drafter_name, drafting = METHODS[method]
     relaxation = RECIPE.lantern if lantern and method != PLAIN else None
-    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), "auto")
+    pipeline = Pipeline.of(
+        Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), choose_device("auto")
+    )
     connection.send(None)
     while (batch := connection.recv()) is not None:
         decoding = pipeline.decoding(*batch).run()
@@ -254,7 +257,7 @@ def main() -> None:
     """Run the command line of this benchmark."""
     args = _arguments()
     methods = [PLAIN, *re.split(r",(?! )", args.methods)]  # names of methods may contain ", "
-    batch_sizes = [int(size) for size in args.at_once.split(",")]
+    batch_sizes = [int(size) for size in args.batch_size.split(",")]
     sampling = replace(SAMPLING, temperature=args.temperature, guidance=args.guidance)
     print(f"{args.dtype}, torch {torch.__version__}, {args.images} images, {args.repeats} repeats\n")
     print(header(*COLUMNS))

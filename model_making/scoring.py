@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from adt_core import load_target
-from adt_core.app.images import to_uint8
+from adt_core.run.images import to_uint8
 from adt_core.models.vq import VQModel
 
 from .background import classify_background

@@ -5,11 +5,11 @@ Finished images are saved in a folder. If the same list is queued again, the nod
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_management as mm
 import folder_paths
@@ -19,14 +19,15 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
-from ..adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder
-from ..adt_core.app.images import is_keyword
-from ..adt_core.app.pipeline import split
-from ..adt_core.app.prompts import file_prefixes
 from ..adt_core.app.training_domain import domain_warning
-from ..adt_core.app.truncation import INVALID_MODES, RAISE, fit_prompt
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message
+from ..adt_core.run.identity import SETTINGS_KEY, digest
+from ..adt_core.run.images import is_keyword, named_folder, read_pixels
+from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
+from ..adt_core.run.stats import IMAGE_STATS
+from ..adt_core.run.store import Identity, PngStore, existing_images, file_name
+from ..adt_core.run.truncation import INVALID_MODES, RAISE
 from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, show_images, tell
 from .drafting import AUTO, drafting_input
@@ -48,11 +49,11 @@ from .sockets import (
 )
 
 FOLDER = "adt_tree_batches"
-SAME, STEPPED = "same", "increment"
+OWN, SAME, STEPPED = "per image", "same", "increment"
 """Values of the input `seed_mode`.
 
-`SAME`: all prompts use the value of the input `seed`. `STEPPED`: the first prompt uses this value, the second prompt
-uses this value + 1, and so on.
+`OWN`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use the
+same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
 """
 CHUNK = 4
 """Default number of images that are decoded together."""
@@ -61,39 +62,10 @@ _SHOWN_EVERY, _SHOWN = 1.0, 64
 images, and `_SHOWN` is the maximum number of images that an update shows."""
 
 
-class BatchItem(NamedTuple):
-    """Image to generate.
-
-    Attributes:
-        prompt: Prompt for the model. If the prompt in the list is too long, this is the truncated prompt.
-        seed: Seed of the image.
-        place: Beginning of the file name.
-        id: Id of the prompt: its value in the input `ids`, or its number in the list if `ids` is not connected.
-        caption: Complete prompt, as it is in the list.
-        note: Description of how `prompt` differs from `caption`, or "" if both are equal.
-    """
-
-    prompt: str
-    seed: int
-    place: str
-    id: str
-    caption: str
-    note: str
-
-
-class LeftOut(NamedTuple):
-    """Prompt for which no image is generated. `note` is the reason."""
-
-    id: str
-    prompt: str
-    note: str
-
-
 _BATCH_SAMPLER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates the images.",
-        "prompts": "The prompts, from ADT-Tree Prompts or any node that outputs text. A prompt that occurs twice with "
-        "the same seed gives one image.",
+        "prompts": "The prompts, from ADT-Tree Prompts or any node that outputs text.",
         "seed": "Sets the noise of every image, unless seed_mode or seeds sets another seed. Queue again with another "
         "seed for other images of the same prompts.",
         "negative": "Usually left empty. A text here pushes all images away from its content.",
@@ -102,14 +74,14 @@ _BATCH_SAMPLER_TOOLTIPS = Tooltips(
         "ids": "One id per prompt, for file names and the report. If not connected, prompts are numbered.",
         "lantern": "Relaxed acceptance, which changes the images. The result also depends on the drafter and the "
         "settings. If not connected, drafting decides.",
-        "seed_mode": "same: all prompts use seed. increment: the first prompt uses seed, the second seed + 1 and so "
-        "on, so that equal prompts give different images.",
+        "seed_mode": "per image: the noise depends on seed and on the number of the prompt, so equal prompts give "
+        "different images. same: all prompts use the same noise. increment: the first prompt uses seed, the second "
+        "seed + 1 and so on.",
         "seeds": "One seed per prompt, from ADT-Tree Prompts. For a value of −1, seed and seed_mode decide.",
         "invalid_prompts": "Prompts that are empty or too long for the model. error: stop before the first image and "
         "name the prompt. truncate: use as many words as fit; skip empty prompts. skip: leave them out. The report "
         "lists them.",
-        "folder": "Start of the folder's name. If empty, the model's name. Lists with different names here have "
-        "separate folders and share no images.",
+        "folder": "Start of the folder's name. If empty, the model's name. Every list has a folder of its own.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed in a batch of one, in float32 on the same device. docs/models.md "
         "lists the scripts.",
@@ -143,7 +115,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
                 io.Int.Input("batch_size", default=CHUNK, min=1, max=256),
-                io.Combo.Input("seed_mode", options=[SAME, STEPPED], default=SAME, optional=True),
+                io.Combo.Input("seed_mode", options=[OWN, SAME, STEPPED], default=OWN, optional=True),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
@@ -165,40 +137,52 @@ class ADTTreeBatchSampler(io.ComfyNode):
         cls, prompts: list[str], ids: list | None = None, seeds: list | None = None, **lists: list
     ) -> io.NodeOutput:
         single = {name: one(name, values) for name, values in lists.items()}
-        model = single.pop("model")
         asked = {name: single.pop(name) for name in ("seed_mode", "invalid_prompts") if name in single}
         batch_size = single.pop("batch_size", CHUNK)
         name = single.pop("folder", "")
-        run = _prepared(model=model, **single)
-        pipeline = run.pipeline
-        items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, pipeline=pipeline, **asked)
-        with run.loaded():  # the digest of the weights is a part of the name
-            folder = _folder(pipeline=pipeline, folder=name)
-        batch = BatchFolder(pipeline, folder, metadata(cls.hidden))
-        made, missed = _make(batch, run, items, batch_size, cls.hidden.unique_id)
-        unknown = domain_warning(model.target, [item.prompt for item in items])
-        if remarks := join((unknown, *run.notes, missed, news(items, left_out))):
-            where = message("batch.folder", folder=_shown(folder))
+        run = _prepared(**single)
+        given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
+        batch = _batch(run=run, given=given, folder=name)
+        remark = _draw(batch, run, batch_size, cls.hidden)
+        if remarks := join((remark, *run.notes, news(batch))):
+            where = message("batch.folder", folder=_shown(batch.store.folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
-        rows = [_row(item, picture, pipeline.recipe.lantern is not None) for item, picture in zip(items, made)]
-        settings = {name: value for name, value in pipeline.settings("").items() if name != "prompt"}
-        results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
-        ids = [item.id for item in items]
-        saved = ui.SavedImages(_saved(made, folder))
-        return with_warning(cls, io.NodeOutput(results.images, ids, results, ui=saved))
+        records = dict(batch.store.records())
+        rows = [_row(job, records[job.number], run.pipeline.recipe.lantern is not None) for job in batch.jobs]
+        settings = {name: value for name, value in run.pipeline.settings("").items() if name != "prompt"}
+        left_out = [{"id": job.id, "prompt": job.prompt, "note": note} for job, note in batch.left_out.items()]
+        results = BatchResults(_images(batch), rows, settings, batch.store.folder, left_out)
+        saved = ui.SavedImages(_saved(batch.jobs, batch.store.folder))
+        return with_warning(cls, io.NodeOutput(results.images, [job.id for job in batch.jobs], results, ui=saved))
 
 
-def _row(item: BatchItem, picture: SavedImage, relaxed: bool) -> dict:
+@dataclass(frozen=True)
+class Batch:
+    """Images of a batch.
+
+    Attributes:
+        store: Folder of the images.
+        jobs: Images to generate.
+        left_out: Prompts for which no image is generated, with the reason.
+    """
+
+    store: PngStore
+    jobs: list[Job]
+    left_out: dict[Job, str]
+
+
+def _row(job: Job, record: Mapping[str, Any], relaxed: bool) -> dict:
     """Return the row of an image in the report. `relaxed` is True with LANTERN."""
-    whole = {"caption": item.caption} if item.caption != item.prompt else {}
-    own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
-    return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
+    whole = {"caption": job.prompt} if job.text != job.prompt else {}
+    own = {"seed": job.seed, "file": file_name(job.number), "note": job.note, "relaxed": relaxed}
+    own["drafter"] = record.get("drafter")
+    figures = {name: record["figures"][name] for name in IMAGE_STATS}  # a file of others may have more
+    return {"id": job.id, "prompt": job.text, **figures, **own, **whole}
 
 
-def _saved(pictures: Iterable[SavedImage], folder: Path) -> list[ui.SavedResult]:
-    """Return the file of each image for the `ui` output, without duplicates."""
-    files = dict.fromkeys(picture.path.name for picture in pictures)
-    return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
+def _saved(jobs: Iterable[Job], folder: Path) -> list[ui.SavedResult]:
+    """Return the file of each image for the `ui` output."""
+    return [ui.SavedResult(file_name(job.number), f"{FOLDER}/{folder.name}", io.FolderType.output) for job in jobs]
 
 
 def one(name: str, values: Sequence) -> Any:
@@ -256,47 +240,19 @@ def metadata(hidden: Any) -> dict[str, str]:
 
 
 @checked
-def _folder(pipeline: Pipeline, folder: str) -> Path:
-    """Return the folder of the pipeline's images; `folder` is the name that the user chose, or ""."""
-    return batch_folder(Path(folder_paths.get_output_directory()) / FOLDER, pipeline, folder.strip())
+def _batch(run: Run, given: tuple[JobList, list[Job], dict[Job, str]], folder: str) -> Batch:
+    """Return the images of a batch. Its folder has the name `folder`, or that of the model, and a digest.
 
-
-def _make(
-    batch: BatchFolder,
-    run: Run,
-    items: list[BatchItem],
-    batch_size: int,
-    node_id: str,
-) -> tuple[list[SavedImage], str]:
-    """Generate the images that are not in the folder yet.
-
-    Returns:
-        The image of each item, in the order of `items`; and a remark for the user, or "" if there is none.
+    The digest contains all settings and the list of prompts. So a folder has the images of one list only.
     """
-    # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
-    distinct: dict[tuple[str, int], BatchItem] = {}
-    for item in items:
-        distinct.setdefault(item[:2], item)
-    before = {}
-    with telling_what_is_kept(lambda: _kept(batch, distinct)):
-        for key in distinct:
-            check_cancelled()
-            if (picture := batch.find(*key)) is not None:
-                before[key] = picture
-        missing = [item for key, item in distinct.items() if key not in before]
-        drawn, missed = _draw(batch, run, missing, list(before.values()), batch_size, node_id)
-    pictures = before | drawn
-    return [pictures[item[:2]] for item in items], missed
-
-
-def _kept(batch: BatchFolder, images: Iterable[tuple[str, int]]) -> str:
-    """Return the message for a cancelled batch.
-
-    Args:
-        images: Prompt and seed of each image of the batch.
-    """
-    files = [batch.path(*image).is_file() for image in images]
-    return message("batch.kept", done=sum(files), count=len(files), folder=_shown(batch.folder))
+    whole, jobs, left_out = given
+    with run.loaded():  # the identity contains a digest of the weights
+        identity = Identity.of(run.pipeline)
+    unique = digest([identity.key, [[job.prompt, job.seed, job.index] for job in whole]])[:16]
+    root = Path(folder_paths.get_output_directory()) / FOLDER
+    place = named_folder(root, unique, folder.strip(), run.model.target.name)
+    remedy = "delete the file, or enter another name in `folder`"
+    return Batch(PngStore(whole, place, identity, remedy=remedy, check=check_cancelled), jobs, left_out)
 
 
 def _shown(folder: Path) -> str:
@@ -304,79 +260,88 @@ def _shown(folder: Path) -> str:
     return f"output/{FOLDER}/{folder.name}"
 
 
-def _draw(
-    batch: BatchFolder,
-    run: Run,
-    missing: list[BatchItem],
-    before: list[SavedImage],
-    batch_size: int,
-    node_id: str,
-) -> tuple[dict[tuple, SavedImage], str]:
-    """Generate and save the missing images. Return (prompt, seed) -> image, and a remark for the user or "".
+@checked
+def _missing(batch: Batch) -> list[Job]:
+    """Return the images that are not in the folder yet."""
+    numbers = set(batch.store.missing())
+    return [job for job in batch.jobs if job.number in numbers]
 
-    The progress bar and the images on the node also include `before`, the images of earlier runs.
+
+def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
+    """Generate and save the images that are not in the folder yet, and return a remark for the user or "".
+
+    The progress bar and the images on the node also include the images of earlier runs.
     """
-    made = dict[tuple, SavedImage]()
-    remark = ""
-    shown = 0.0
-    count = len(before) + len(missing)
+    node_id = hidden.unique_id
     length = run.model.target.length
-    total = count * length
+    total = len(batch.jobs) * length
     progress = Progress(total, node_id, None)
-    for stretch in split(len(missing), batch_size):
-        items = missing[stretch.start : stretch.stop]
-        seeds = [item.seed for item in items]
-        decoding = run.decoding([item.prompt for item in items], seeds=seeds, at_once=batch_size)
-        with run.loaded(decoding), closing(decoding.finished()) as running:
-            for finished in running:
-                for image in finished:
-                    made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
-                pictures = [*before, *made.values()]
-                if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
-                    shown = time.monotonic()
-                done = (len(before) + stretch.start) * length + decoding.done_tokens
-                line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
-                progress.update(done, join((line, _relaxed(batch.pipeline, pictures)), ""))
-        remark = decoding.exact.remark
-    line = message("batch.done", count=count, earlier=len(before), folder=_shown(batch.folder))
-    progress.say(join((line, _relaxed(batch.pipeline, [*before, *made.values()])), ""))
-    return made, remark
+    with telling_what_is_kept(lambda: _kept(batch)):
+        missing = _missing(batch=batch)
+        waiting = {job.number for job in missing}
+        done = [job for job in batch.jobs if job.number not in waiting]
+        earlier = len(done)
+        remark = ""
+        shown = 0.0
+        for step in run.decode(missing, batch_size):
+            for finished in step.finished:
+                result = finished.result(metadata(hidden), **{SETTINGS_KEY: batch.store.identity.key})
+                batch.store.add(finished.job, result.png)
+                done.append(finished.job)
+            if step.finished and time.monotonic() - shown > _SHOWN_EVERY:
+                show_images(node_id, _saved(done[-_SHOWN:], batch.store.folder))
+                shown = time.monotonic()
+            tokens = earlier * length + step.done
+            line = message("batch.progress", done=len(done), count=len(batch.jobs), tokens=tokens, total=total)
+            progress.update(tokens, line)
+            remark = step.decoding.exact.remark
+    unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
+    line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
+    progress.say(join((line, _relaxed(run.pipeline, batch)), ""))
+    return join((unknown, remark))
 
 
-def _relaxed(pipeline: Pipeline, pictures: list[SavedImage]) -> str:
+def _kept(batch: Batch) -> str:
+    """Return the message for a cancelled batch."""
+    count = len(existing_images(batch.store.folder).keys() & {job.number for job in batch.jobs})
+    return message("batch.kept", done=count, count=len(batch.jobs), folder=_shown(batch.store.folder))
+
+
+def _relaxed(pipeline: Pipeline, batch: Batch) -> str:
     """Return a text with the mean share of tokens that LANTERN replaced, or "" without LANTERN."""
-    if pipeline.recipe.lantern is None or not pictures:
+    if pipeline.recipe.lantern is None:
         return ""
-    replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
+    replaced = mean(record["figures"]["substitution_rate"] for _, record in batch.store.records())
     return message("batch.relaxed", share=f"{100 * replaced:.1f}")
 
 
-def _images(pictures: list[SavedImage]) -> Tensor:
-    """Return the pixels of the saved files as an IMAGE [B, H, W, 3].
-
-    The files have 8 bits per channel. The pixels of new images are rounded to 8 bits, too. Therefore a repeated batch,
-    which reads all images from files, gives the same values as the first run.
-    """
-    images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
-    for image, picture in zip(images, pictures):
-        image.copy_(torch.from_numpy(picture.pixels))
+def _images(batch: Batch) -> Tensor:
+    """Return the pixels of the saved files as an IMAGE [B, H, W, 3]."""
+    width, height = batch.store.identity.size
+    images = torch.empty(len(batch.jobs), height, width, 3, device=mm.intermediate_device())
+    for image, job in zip(images, batch.jobs):
+        pixels = read_pixels(batch.store.folder / file_name(job.number), (width, height))
+        if pixels is None:
+            raise AdtError(
+                f"folder: {file_name(job.number)} in {_shown(batch.store.folder)} was changed; run it again."
+            )
+        image.copy_(torch.from_numpy(pixels))
     return images.div_(255)
 
 
 @checked
-def read_items(
+def read_jobs(
     prompts: list,
     ids: list | None,
     seeds: list | None,
     pipeline: Pipeline,
-    seed_mode: str = SAME,
+    seed_mode: str = OWN,
     invalid_prompts: str = RAISE,
-) -> tuple[list[BatchItem], list[LeftOut]]:
-    """Return the images to generate, and the prompts for which no image is generated.
+) -> tuple[JobList, list[Job], dict[Job, str]]:
+    """Return the list of all prompts, the images to generate, and the prompts for which no image is generated.
 
     If `ids` is None, the prompts are numbered from 1. If `seeds` is None, or the seed of a prompt is `NO_SEED`, the
-    prompt gets the recipe's seed. With `STEPPED`, the prompt's index in the list is added to this seed.
+    input `seed_mode` decides.
 
     Raises:
         AdtError: If an input is invalid, or all prompts are left out.
@@ -385,42 +350,40 @@ def read_items(
     ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
     seeds = seeds if seeds is not None else [NO_SEED] * len(prompts)
     _check_lengths(prompts, ids=ids, seeds=seeds)
-    items: list[BatchItem] = []
-    left_out: list[LeftOut] = []
-    for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, file_prefixes(ids))):
+    first = pipeline.recipe.sampling.seed
+    entries = []
+    for number, (prompt, id, seed) in enumerate(zip(prompts, ids, seeds)):
+        own = None if _seed(id, seed) == NO_SEED else seed
+        if own is None and seed_mode == STEPPED:
+            own = (first + number) % 2**64
+        entries.append(PromptEntry(id, prompt, own))
+    whole = JobList(entries, pipeline.recipe, same_noise=seed_mode == SAME)
+    jobs: list[Job] = []
+    left_out: dict[Job, str] = {}
+    for job in whole:
         try:
-            text, note = fit_prompt(pipeline.check_prompt, prompt, invalid_prompts)
+            fitting, unfit = fit([job], pipeline.check_prompt, invalid_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
-            raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
-        if _seed(id, seed) == NO_SEED:
-            seed = (pipeline.recipe.sampling.seed + (number if seed_mode == STEPPED else 0)) % 2**64
-        if text is None:
-            left_out.append(LeftOut(id, prompt, note))
-        else:
-            items.append(BatchItem(text, seed, place, id, prompt, note))
-    if not items:
-        first = left_out[0]
-        raise AdtError(
-            f"prompts: none of the {len(prompts)} can be drawn; that with the id '{first.id}' is {first.note}."
-        )
-    return items, left_out
+            raise AdtError(f"prompts: that with the id '{job.id}': {str(error).rstrip('.')}, {remedy}.") from error
+        jobs += fitting
+        left_out |= unfit
+    if not jobs:
+        job, reason = next(iter(left_out.items()))
+        raise AdtError(f"prompts: none of the {len(prompts)} can be drawn; that with the id '{job.id}' is {reason}.")
+    return whole, jobs, left_out
 
 
-def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
-    """Return a line about truncated, skipped and duplicate prompts, or ""."""
-    noted = [item for item in items if item.note]
-    kinds: list[tuple[Sequence[BatchItem | LeftOut], str]] = [(noted, "truncated"), (left_out, "left out")]
-    total = len(items) + len(left_out)
+def news(batch: Batch) -> str:
+    """Return a line about truncated and skipped prompts, or ""."""
+    truncated = [(job.id, job.note) for job in batch.jobs if job.note]
+    left_out = [(job.id, note) for job, note in batch.left_out.items()]
+    total = len(batch.jobs) + len(left_out)
     lines = [
-        f"{len(some)} of {total} prompts are {what}. The first, '{some[0].id}': {some[0].note.removesuffix('.')}."
-        for some, what in kinds
+        f"{len(some)} of {total} prompts are {what}. The first, '{some[0][0]}': {some[0][1].removesuffix('.')}."
+        for some, what in ((truncated, "truncated"), (left_out, "left out"))
         if some
     ]
-    # The node generates only one image for all items with the same prompt and seed.
-    duplicates = len(items) - len({item[:2] for item in items})
-    if duplicates:
-        lines.append(message("batch.duplicates" if duplicates > 1 else "batch.duplicate", count=duplicates))
     return join(lines)
 
 

@@ -8,15 +8,15 @@ from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from ..adt_core import Lantern, Pipeline, Recipe, Sampling
-from ..adt_core.app.batch_folder import named_folder
 from ..adt_core.app.continuation import open_rgb
-from ..adt_core.app.images import digest
 from ..adt_core.app.prompts import non_blank, sample
 from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
+from ..adt_core.run.identity import digest
+from ..adt_core.run.images import named_folder
 from ..adt_core.settings import MAX_SEED
 from .cancelling import telling_what_is_kept
 from .clip_and_vae import encode

@@ -21,11 +21,12 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.app.previews import Previews, PreviewSchedule
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
+from ..adt_core.run.previews import Previews, PreviewSchedule
+from ..adt_core.run.resolve import Hardware
 from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"
@@ -40,6 +41,12 @@ MAP_PICTURE = 512
 check_cancelled = mm.throw_exception_if_processing_interrupted
 """Raise ComfyUI's InterruptProcessingException if the user has cancelled the run. The engine calls this function as
 `check` and does not catch the exception, which is a BaseException in newer versions of ComfyUI."""
+
+
+def hardware() -> Hardware:
+    """Return the device of ComfyUI's models, and the precisions that ComfyUI uses on it."""
+    device = mm.get_torch_device()
+    return Hardware(device, mm.should_use_bf16(device), mm.should_use_fp16(device), mm.get_total_memory(device))
 
 
 def refusal(make: Callable, **values) -> bool | str:

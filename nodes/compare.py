@@ -9,11 +9,11 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
-from ..adt_core.app.truncation import RAISE
 from ..adt_core.policies import PLAIN
+from ..adt_core.run.truncation import RAISE
 from .clip_and_vae import ImageTokenizer, to_picture
 from .comfy_runtime import Progress
-from .drafting import AUTO, choose_drafting, drafting_input
+from .drafting import AUTO, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
@@ -104,8 +104,7 @@ class ADTTreeCompare(io.ComfyNode):
     ) -> io.NodeOutput:
         given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
         run = prepare(model, positive, negative, drafter=drafter, settings=settings_a, lantern=lantern, **given)
-        sampled = run.pipeline.recipe.sampling
-        other = run.drafted(choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=sampled))
+        other = run.drafted(drafter, settings=settings_b or {"method": PLAIN})
         both, trial = ([run.decoding(), other.decoding()] for _ in range(2))
         with replace(run, drafter=run.drafter or other.drafter).loaded(*both):
             for decoding in trial:  # its time and tokens are not used

@@ -1,18 +1,16 @@
-"""Draft configuration of a sampler node.
-
-It results from the node's inputs `drafting`, `drafter`, `settings` and `lantern`.
-"""
+"""Drafting of a sampler node: the choice that its inputs describe, and the drafter to use if none is connected."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
-from ..adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, default_options, fits, with_window
+from ..adt_core import AdtError, Lantern, load_drafter
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, with_window
 from ..adt_core.policies import PLAIN
+from ..adt_core.settings import flat_lantern
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
@@ -22,50 +20,25 @@ _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
 """Value of `drafting` -> method. With `AUTO` and `RELAXED`, the settings or the default determine the method."""
 
 
-class DraftConfig(NamedTuple):
-    """Draft configuration of a run.
-
-    Attributes:
-        drafting: Method and its options.
-        loaded: Drafter with its weights, or None for plain decoding.
-        lantern: Relaxed acceptance, or None for exact acceptance.
-    """
-
-    drafting: Drafting
-    loaded: LoadedDrafter | None
-    lantern: Lantern | None
-
-    @property
-    def drafter(self) -> Drafter | None:
-        return self.loaded.drafter if self.loaded is not None else None
-
-
 def drafting_input() -> io.Input:
     """Return the input `drafting`."""
     ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
     return io.Combo.Input("drafting", options=ways, default=AUTO, optional=True)
 
 
-def choose_drafting(
-    model: LoadedModel,
-    drafter: LoadedDrafter | None = None,
-    settings: Mapping[str, Any] | None = None,
-    lantern: Lantern | None = None,
-    drafting: str = AUTO,
-    sampling: Sampling = Sampling(),
-) -> DraftConfig:
-    """Combine the connected inputs with defaults for the model and the device.
+def drafting_options(
+    settings: Mapping[str, Any] | None = None, lantern: Lantern | None = None, drafting: str = AUTO
+) -> dict[str, Any]:
+    """Return the options of a recipe, by name, that the inputs for drafting determine.
 
     Args:
         settings: Options by name, from the Settings node.
+        lantern: Relaxed acceptance from a connected LANTERN node.
         drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
-        sampling: Sampling parameters. The default number of drafts depends on the guidance.
 
     Raises:
-        AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
+        AdtError: If the inputs contradict each other.
     """
-    if drafter is not None:
-        check_same_model(drafter, model)
     if drafting == EXACT and lantern is not None:
         raise AdtError(
             f"drafting: '{EXACT}' is exact, but a LANTERN node is connected; choose '{RELAXED}', or disconnect lantern."
@@ -73,12 +46,8 @@ def choose_drafting(
     given = dict(settings or {})
     if drafting in _METHODS:
         given["method"] = _METHODS[drafting]
-    if not Drafting.of(given).policy.needs_drafter:
-        return DraftConfig(Drafting.of(given), None, None)
-    drafter = drafter or own_drafter(model)
-    usual = default_options(drafter.drafter, model.patcher.load_device.type, sampling.guided)
     relaxed = lantern or (Lantern() if drafting == RELAXED else None)
-    return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
+    return {**given, **(flat_lantern(relaxed) if relaxed is not None else {})}
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
@@ -90,9 +59,12 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
         )
 
 
-def own_drafter(model: LoadedModel) -> LoadedDrafter:
-    """Return the drafter to use if none is connected. The model caches the drafter."""
-    path = own_path(model)
+def own_drafter(model: LoadedModel, path: str) -> LoadedDrafter:
+    """Return the drafter to use if none is connected. The model caches the drafter.
+
+    Args:
+        path: Result of `own_path`.
+    """
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
         model.own_drafters.clear()

@@ -12,7 +12,6 @@ from pathlib import Path
 import folder_paths
 
 from ..adt_core import AdtError
-from ..adt_core.app.checkpoints import default_drafter, is_target_config, is_target_file
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import shown
 from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
@@ -20,6 +19,7 @@ from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.models.load import find_published, published
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
+from ..adt_core.run.checkpoints import default_drafter, is_target_config, is_target_file
 from .extra_paths import default_folders
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`

@@ -22,7 +22,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import Decoding, Round
-from ..adt_core.app.images import digest
+from ..adt_core.run.identity import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of

@@ -7,53 +7,35 @@ import torch
 from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, load_target
-from ..adt_core.app.inspect import inspect
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.models.quantised import check_device
+from ..adt_core.recipe import AUTO
+from ..adt_core.run.resolve import choose_dtype
 from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
-from .comfy_runtime import check_cancelled, drop_unused_results, manage, refusal, tell
+from .comfy_runtime import check_cancelled, drop_unused_results, hardware, manage, refusal, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = "float32", "bfloat16", "float16"
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8", "int4 weights": "int4"}
 
 
-def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
-    """Return the dtype to compute in if the user chooses `auto`.
-
-    The small bundled model, and every model on the CPU, computes in float32. Other models compute in bfloat16.
-
-    On a card without bfloat16, float32 is preferred, because activations may overflow float16. The result is float16
-    only if the card supports it, and the weights are quantised, because the fast products of such weights have float16
-    activations, or the model does not fit into memory in float32.
-
-    Args:
-        weights: "int8", "fp8" or "int4" if the weight matrices are quantised, otherwise None.
-    """
-    device = mm.get_torch_device()
-    if path == BUNDLED or device.type == "cpu":
-        return torch.float32
-    if mm.should_use_bf16(device):
-        return torch.bfloat16
-    if not mm.should_use_fp16(device):
-        return torch.float32
-    if weights is not None:
-        return torch.float16
-    needed = inspect(path)[0]["memory"]["float32"]
-    room = mm.get_total_memory(device)
-    if needed <= room:
-        return torch.float32
-    tell(
-        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GiB; if numbers overflow, "
-        "choose 'int8 weights'"
-    )
-    return torch.float16
+def _dtype(dtype: str, path: str) -> torch.dtype:
+    """Return the dtype to compute in for a value of the input `dtype`. Say so if the choice `auto` is float16."""
+    machine = hardware()
+    weights = _WEIGHTS.get(dtype)
+    name = choose_dtype(dtype if dtype in _DTYPES else AUTO, path, weights, machine)
+    if name == "float16" and dtype == AUTO:
+        tell(
+            "float16, because this card has no bfloat16 and too little memory for float32; if numbers overflow, choose "
+            "'int8 weights'"
+        )
+    return getattr(torch, name)
 
 
 def _smaller_weights(dtype: str) -> str:
@@ -106,7 +88,7 @@ class ADTTreeModelLoader(io.ComfyNode):
                     default=BUNDLED,
                     extra_dict={"downloads": offered_downloads(), "installed": folders.installed_names()},
                 ),
-                io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
+                io.Combo.Input("dtype", options=[AUTO, *_DTYPES, *_WEIGHTS], default=AUTO),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
                 io.Combo.Input("if_missing", options=IF_MISSING, default=EXPLAIN),
             ],
@@ -144,7 +126,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             raise
         drop_unused_results()
         weights = _WEIGHTS.get(dtype)
-        torch_dtype = _DTYPES[dtype] if dtype in _DTYPES else auto_dtype(path, weights)
+        torch_dtype = _dtype(dtype, path)
         check_device(weights, mm.get_torch_device(), torch_dtype)
         target = load_target(
             path,

@@ -3,20 +3,23 @@
 The output LATENT holds the codebook vectors of the images. VAE Decode decodes these vectors to pixels.
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
+from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
 from ..adt_core.app.continuation import DEFAULT_KEEP
-from ..adt_core.app.truncation import RAISE
+from ..adt_core.run.jobs import Job
+from ..adt_core.run.truncation import RAISE
 from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
+from .sampling import Run, invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -133,10 +136,9 @@ class ADTTreeSampler(io.ComfyNode):
         indices = list(range(batch_size))
         if latent_image is not None:
             prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
-        decoding = run.decoding([run.prompt] * len(indices), indices, prefix)
-        with run.loaded(decoding):
-            shown = _decode(decoding, cls.hidden)
-            vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
+        seed = run.pipeline.recipe.sampling.seed
+        jobs = [Job(number, run.prompt, seed, index, text=run.prompt) for number, index in enumerate(indices, 1)]
+        decoding, vectors, shown = _decode(run, jobs, prefix, cls.hidden)
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
@@ -146,13 +148,23 @@ def _share(name: str, default: float, **more: str) -> io.Input:
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 
-def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
-    """Decode to the end, with progress and the live map, and return the node's `ui` output."""
-    live_map = LiveMap(decoding, hidden)
-    shown = previews(decoding)
-    progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
-    with closing(iter(decoding)) as rounds:
-        for _ in rounds:
+def _decode(
+    run: Run, jobs: Sequence[Job], prefix: Tensor | None, hidden: io.Hidden
+) -> tuple[Decoding, Tensor, dict | None]:
+    """Decode all images together, with progress and the live map.
+
+    Returns:
+        The decoding, the codebook vectors [B, C, H, W] of the images, and the node's `ui` output.
+    """
+    with closing(run.decode(jobs, len(jobs), prefix)) as steps:
+        decoding = next(steps).decoding
+        live_map = LiveMap(decoding, hidden)
+        shown = previews(decoding)
+        progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
+        for step in steps:
             live_map.update()
-            progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
-    return finished([live_map], hidden, shown.picture)
+            progress.update(step.done)  # without a line of text, because the map shows the progress as text
+    codec = run.model.target.codec
+    with run.loaded():
+        vectors = codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
+        return decoding, vectors, finished([live_map], hidden, shown.picture)

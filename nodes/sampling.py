@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -12,18 +12,21 @@ import torch
 from comfy_api.v0_0_2 import io
 from torch import Tensor
 
-from ..adt_core import AdtError, Decoding, Lantern, Loading, Pipeline, PromptTooLongError, Recipe, Sampling
-from ..adt_core.app.previews import Previews
+from ..adt_core import AdtError, Decoding, Lantern, Pipeline, PromptTooLongError, Sampling
 from ..adt_core.app.training_domain import domain_warning
-from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.models.target import PublishedSampling
+from ..adt_core.run.jobs import Job
+from ..adt_core.run.previews import Previews
+from ..adt_core.run.resolve import resolve_recipe
+from ..adt_core.run.runner import Progress, Resident
+from ..adt_core.run.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.settings import UPSTREAM
 from .clip_and_vae import read_prompt, read_sources, text_encoder
-from .comfy_runtime import check_cancelled, loaded, preview_side, tell
-from .drafting import AUTO, DraftConfig, choose_drafting
+from .comfy_runtime import check_cancelled, hardware, loaded, preview_side, tell
+from .drafting import AUTO, check_same_model, drafting_options, own_drafter, own_path
 from .latent import read_codes
 from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
@@ -63,12 +66,14 @@ def noise_input() -> io.Input:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Resident):
     """Run of a sampler node: a pipeline whose weights ComfyUI manages.
 
     Attributes:
         model: Model of the pipeline.
         pipeline: Recipe and loaded models.
+        given: Options of the recipe that the inputs determine, except those for drafting.
+        published: Sampling parameters of the preset.
         drafter: Drafter of the pipeline; None for plain decoding.
         prompt: Text of the CONDITIONING, short enough for the model; "" if the node has no such input.
         notes: Remarks for the user; "" for none.
@@ -76,35 +81,51 @@ class Run:
 
     model: LoadedModel
     pipeline: Pipeline
+    given: Mapping[str, Any]
+    published: PublishedSampling
     drafter: LoadedDrafter | None = None
     prompt: str = ""
     notes: tuple[str, ...] = ()
 
-    def drafted(self, draft: DraftConfig) -> Run:
-        """Return this run with another drafter, method or acceptance."""
-        path = draft.loaded.path if draft.loaded is not None else None
-        recipe = replace(self.pipeline.recipe, drafting=draft.drafting, lantern=draft.lantern, drafter=path)
-        pipeline = replace(self.pipeline, recipe=recipe, drafter=draft.drafter)
-        return replace(self, pipeline=pipeline, drafter=draft.loaded)
-
-    def decoding(
-        self,
-        prompts: Sequence[str] = (),
-        image_indices: Sequence[int] | None = None,
-        prefix: Tensor | None = None,
-        **options: Any,
-    ) -> Decoding:
-        """Encode prompts, and return the decoding that generates their images. Users can cancel the decoding.
+    def drafted(self, drafter: LoadedDrafter | None, **drafting: Any) -> Run:
+        """Return this run with another drafter, method or acceptance.
 
         Args:
-            prompts: Prompt of each image (default: one image of the run's prompt).
-            image_indices: Index of each image among the images of its prompt, which selects its noise (default: 0).
-            prefix: Codes [images, P] of the first P tokens of each image, which are not generated (default: none).
-            **options: Further arguments of `Pipeline.decoding`.
+            drafter: Connected drafter (default: one that fits the model).
+            **drafting: Arguments of `drafting_options`.
+
+        Raises:
+            AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
         """
-        with text_encoder(self.model):
-            texts = prompts or [self.prompt]
-            return self.pipeline.decoding(texts, image_indices, prefix=prefix, check=check_cancelled, **options)
+        if drafter is not None:
+            check_same_model(drafter, self.model)
+        given = {**self.given, **drafting_options(**drafting), "drafter": drafter.path if drafter else None}
+        recipe = resolve_recipe(given, hardware(), self.published, lambda _: own_path(self.model))
+        chosen = None
+        if recipe.drafting.policy.needs_drafter and recipe.drafter is not None:
+            chosen = drafter or own_drafter(self.model, recipe.drafter)
+        pipeline = replace(self.pipeline, recipe=recipe, drafter=chosen.drafter if chosen else None)
+        return replace(self, pipeline=pipeline, drafter=chosen)
+
+    def decode(
+        self, jobs: Sequence[Job], batch_size: int, prefix: Tensor | None = None
+    ) -> Generator[Progress, None, None]:
+        """Decode the images of jobs under ComfyUI's memory management. Users can cancel it.
+
+        It has the arguments of `Pipeline.run`.
+        """
+        return self.pipeline.run(jobs, batch_size, check_cancelled, self, prefix)
+
+    def decoding(self) -> Decoding:
+        """Return the decoding of one image of the run's prompt. Users can cancel the decoding."""
+        with self.for_texts():
+            return self.pipeline.decoding([self.prompt], check=check_cancelled)
+
+    def for_texts(self) -> AbstractContextManager:
+        return text_encoder(self.model)
+
+    def for_decoding(self, decoding: Decoding) -> AbstractContextManager:
+        return self.loaded(decoding)
 
     def loaded(self, *decodings: Decoding, memory_required: int = 0) -> AbstractContextManager[torch.device]:
         """Load all weights on their device, with memory for decodings that run side by side.
@@ -119,7 +140,7 @@ class Run:
         patchers = [patcher for patcher in (self.model.patcher, self.model.codec, network) if patcher is not None]
         singles = [copy(decoding) for decoding in decodings]
         for single in singles:
-            single.at_once = 1
+            single.batch_size = 1
         device = self.model.patcher.load_device
         room, least = (sum(d.memory_required(device) for d in some) for some in (decodings, singles))
         return loaded(patchers, memory_required + room, memory_required + least)
@@ -161,20 +182,16 @@ def prepare(
             invalid for the model.
     """
     preset = preset or (CUSTOM if sampling.keys() & set(NUMBERS) else OWN)
-    published = model.target.published
-    own = BUNDLED_SAMPLING if preset == CUSTOM else published
-    numbers = {name: getattr(own, name) for name in NUMBERS}
-    chosen = sampling | (numbers | sampling if preset == CUSTOM else numbers)
+    target = model.target
+    chosen = {name: value for name, value in sampling.items() if preset == CUSTOM or name not in NUMBERS}
     if "noise" in chosen:
         chosen["noise"] = NOISES.get(chosen["noise"], chosen["noise"])
-    recipe = Recipe(
-        Sampling(**chosen),
-        loading=Loading(model=model.path),
-        negative=negative if isinstance(negative, str) else "",
-        suffix=published.suffix if preset == OWN else "",
-    )
-    run = Run(model, Pipeline(model.target, recipe), notes=(_ignored(published, sampling) if preset == OWN else "",))
-    run = run.drafted(choose_drafting(model, drafter, settings, lantern, drafting, recipe.sampling))
+    text = negative if isinstance(negative, str) else ""
+    given = {"model": model.path, **target.loaded, **chosen, "negative": text}
+    published = BUNDLED_SAMPLING if preset == CUSTOM else target.published
+    notes = (_ignored(published, sampling) if preset == OWN else "",)
+    run = Run(model, Pipeline(target), given, published, notes=notes)
+    run = run.drafted(drafter, settings=settings, lantern=lantern, drafting=drafting)
     return _with_texts(run, positive, negative, invalid_prompts) if positive is not None else run
 
 
@@ -203,7 +220,8 @@ def _with_texts(run: Run, positive: list, negative: list | str | None, invalid_p
         if opposite.strip():
             opposite, note = _fitted(target.check_prompt, opposite, invalid_prompts, _NEGATIVE_PROMPT)
     pipeline = replace(pipeline, recipe=replace(pipeline.recipe, negative=opposite))
-    return replace(run, pipeline=pipeline, prompt=text, notes=(fitted, note, *run.notes))
+    given = {**run.given, "negative": opposite}
+    return replace(run, pipeline=pipeline, given=given, prompt=text, notes=(fitted, note, *run.notes))
 
 
 def _fitted(check: Callable[[str], str], text: str, way: str, name: str) -> tuple[str, str]:

@@ -89,12 +89,12 @@ def new_decoding(
     drafting: Drafting = Drafting(),
     lantern: Lantern | None = None,
     profile: CostProfile | None = None,
-    at_once: int | None = None,
+    batch_size: int | None = None,
     **batch,
 ) -> Decoding:
     """Return the decoding of encoded prompts with some settings. ``batch`` are further arguments of `Request.of`."""
     recipe = Recipe(sampling, drafting, lantern, profile=profile)
-    return Decoding(Request.of(target, recipe, prompts, **batch), at_once)
+    return Decoding(Request.of(target, recipe, prompts, **batch), batch_size)
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:

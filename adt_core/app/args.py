@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdtError, shown
+from ..run.truncation import INVALID_MODES, SKIP
 from ..settings import (
     BUNDLED,
     MAX_BATCH_SIZE,
@@ -31,7 +32,6 @@ from ..settings import (
     text,
 )
 from .prompts import CAPTIONS
-from .truncation import INVALID_MODES, SKIP
 
 PNG = "png"
 WEBDATASET = "webdataset"
@@ -71,14 +71,17 @@ class InputArgs(Settings):
 class BatchArgs(Settings):
     """Number of images of `generate`."""
 
-    batch_size: int = integer(1, "Images per prompt.", 1, MAX_BATCH_SIZE, metavar="N")
-    at_once: int | None = integer(
+    num_images_per_prompt: int = integer(1, "Images per prompt.", 1, MAX_BATCH_SIZE, metavar="N")
+    batch_size: int | None = integer(
         None,
         "Images generated at the same time; more are faster (default for a list: what fits into the free memory, at "
         "most 8 on a CPU and 32 on a GPU; otherwise the images of the prompt).",
         1,
         MAX_BATCH_SIZE,
         metavar="N",
+    )
+    same_noise: bool = setting(
+        False, "Use the same noise for all prompts of a list, so that equal prompts give equal images."
     )
 
 
@@ -101,25 +104,25 @@ class OutputArgs(Settings):
     """Output files of `generate`."""
 
     output: Path = path(
-        "Image, or folder for the images of a list. Several images are numbered. A list is resumed: images that are "
-        "already there are not generated again.",
+        "Image, or folder for the numbered images of a list. A list is resumed: images that are already there are not "
+        "generated again.",
         "FILE.png",
     )
-    overwrite: bool = setting(False, "Replace images of a list that were made with other settings.")
+    overwrite: bool = setting(False, "Generate all images of a list again, and replace the files that are there.")
     format: str = choice(PNG, "Files of a list: single PNGs, or tar files of 1,000 images.", FORMATS)
     tokens: Path | None = path("Append the codebook indices of each image, row by row.", "FILE.jsonl")
     trace: Path | None = path("Append the drafts and accepted tokens of each image's rounds.", "FILE.jsonl")
     report: Path | None = path(
         "Write the statistics of all images; those of each image are appended to FILE.jsonl.", "FILE.json"
     )
-    compare: bool = setting(False, "Also decode without drafts, with the same seed, and print the speed-up.")
+    compare: bool = setting(False, "Also decode without drafts, with the same noise, and print the speed-up.")
 
 
 @dataclass(frozen=True)
 class DeviceArgs(Settings):
     """Device of the models."""
 
-    device: str = choice("auto", "auto uses CUDA if available.", ("auto", "cpu", "cuda"))
+    device: str = text("auto", "auto uses CUDA if available; else cpu, cuda, cuda:1 or another device.", "DEVICE")
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class GenerateArgs:
         given: Values of the recipe's options that the user has set, by option name.
         batch: Number of images.
         image_to_image: Input images.
-        device: "auto", "cpu" or "cuda".
+        device: Device, as in `run.resolve.choose_device`.
         parallel: Number of worker processes, and the address of a Ray cluster.
     """
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
+from ..run.images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 from .args import ImageToImageArgs
-from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 
 DEFAULT_KEEP = 0.5
 """Default share of the rows to keep from an image to continue."""
@@ -92,26 +92,6 @@ def _source_codes(path: Path, target: Target) -> list[int]:
     with torch.inference_mode():
         codes = target.codec.encode(to_pixels(image, rows * side, columns * side))
     return [rows, columns, *codes.flatten().tolist()]
-
-
-def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
-    """Return the target with source images as part of its prompts.
-
-    Args:
-        flat: Source images as `source_codes` returns them; () for none.
-
-    Raises:
-        AdtError: If the numbers are not valid images, or the target does not support source images.
-    """
-    images = []
-    while flat:
-        rows, columns, *rest = (*flat, 0, 0)[: max(len(flat), 2)]
-        codes = rest[: rows * columns]
-        if not codes or len(codes) < rows * columns or max(codes) >= target.num_codes:
-            raise AdtError("`sources` has no images of this model's tokens; use the original PNG.")
-        images.append(torch.tensor(codes).view(rows, columns))
-        flat = tuple(rest[len(codes) :])
-    return target.with_sources(images) if images else target
 
 
 def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:

@@ -28,8 +28,8 @@ from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
+from ..run.pipeline import Pipeline
 from .op_counter import OpCounter
-from .pipeline import Pipeline
 
 PROMPTS = (
     "a photo of a cat",

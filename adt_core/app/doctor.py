@@ -26,10 +26,10 @@ from ..models.load import find_published
 from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
+from ..run.pipeline import Pipeline
+from ..run.resolve import Hardware, resolve_recipe
 from ..version import VERSION
-from .defaults import complete
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
-from .pipeline import Pipeline
 
 
 def run(given: Mapping[str, Any], device: str) -> str:
@@ -42,7 +42,8 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    return diagnose(prepare(Pipeline.of(complete(given, device), device))).page
+    hardware = Hardware.of(device)
+    return diagnose(prepare(Pipeline.of(resolve_recipe(given, hardware), hardware.device))).page
 
 
 def allow_kernels() -> None:

@@ -33,9 +33,9 @@ from ..messages import Message, message
 from ..models.downloads import Download, Published, in_gigabytes, licences, page_of
 from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
+from ..run.checkpoints import default_folder
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
-ROOT = Path(__file__).resolve().parents[2]
 STATE = ".adt-tree-download"
 """Name of the folder for the lock and the records. Lists of models do not show it, as its name starts with a dot."""
 PART = ".adt-tree.download"
@@ -518,16 +518,6 @@ def progress_message(done: int, total: int, rate: float) -> Message:
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
-
-
-def default_folder() -> Path:
-    """Return the folder of models.
-
-    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise the result is the
-    relative path "models/ar_image".
-    """
-    base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
-    return base / "models" / "ar_image"
 
 
 def list_models() -> str:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
+from ..run.images import LONGEST_PART, file_name_part
+from ..run.jobs import PromptEntry
 from ..settings import MAX_SEED
 from .csv_tables import read_table
 from .parquet import read_columns
@@ -47,25 +49,9 @@ _ZIPPED = {
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
 _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
-_MAX_LENGTH = 40
-"""Maximum number of characters that a file name contains of a prompt or an id."""
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 """Whole number with a comma before every three digits."""
 _Item = TypeVar("_Item")
-
-
-class PromptEntry(NamedTuple):
-    """A prompt of a list.
-
-    Attributes:
-        id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
-        text: The prompt, or "" if the prompt is blank.
-        seed: Seed that the list gives to the prompt, or None.
-    """
-
-    id: str
-    text: str
-    seed: int | None = None
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
@@ -194,11 +180,11 @@ def select(
 def slug(text: str) -> str:
     """Return the first words of a text for use in a file name, such as "a-red-house".
 
-    The result contains only letters, digits and hyphens, and has at most `_MAX_LENGTH` characters. It may be "".
+    The result contains only letters, digits and hyphens, and has at most `LONGEST_PART` characters. It may be "".
     """
     words = re.findall(r"[^\W_]+", text.casefold())
-    name = "-".join(words)[: _MAX_LENGTH + 1]
-    return name[:_MAX_LENGTH] if len(name) <= _MAX_LENGTH or "-" not in name else name.rpartition("-")[0]
+    name = "-".join(words)[: LONGEST_PART + 1]
+    return name[:LONGEST_PART] if len(name) <= LONGEST_PART or "-" not in name else name.rpartition("-")[0]
 
 
 def file_stems(prompts: list[PromptEntry]) -> list[str]:
@@ -211,28 +197,6 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
     ids = [id.zfill(width) if id.isdecimal() else id for id in ids]
     return ["-".join(filter(None, (id, slug(prompt.text)))) or "prompt" for id, prompt in zip(ids, prompts)]
-
-
-def file_prefixes(ids: Sequence[str]) -> list[str]:
-    """Return a prefix of the file name for each prompt.
-
-    A prefix is the position of the prompt in the list, from 1. If the id differs from the position, the prefix also
-    contains the id. For example, if the second prompt has the id "cat", its prefix is "2-cat".
-    """
-    width = len(str(len(ids)))
-    numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
-    return [
-        "-".join(filter(None, (n, "" if n.lstrip("0") == id else file_name_part(id)))) for n, id in zip(numbers, ids)
-    ]
-
-
-def file_name_part(id: str) -> str:
-    """Return an id for use in a file name.
-
-    The result contains only letters, digits, underscores, hyphens and dots, and has at most `_MAX_LENGTH` bytes. It may
-    be "".
-    """
-    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_MAX_LENGTH].decode("utf-8", "ignore").strip(".-")
 
 
 def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:

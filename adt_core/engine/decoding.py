@@ -52,23 +52,23 @@ class Decoding:
         request: Batch to decode.
         codes: [B, T] int64 on the CPU, the tokens decided so far; -1 for tokens that are not decided yet.
         trace: Rounds and statistics.
-        at_once: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
+        batch_size: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
     """
 
-    def __init__(self, request: Request, at_once: int | None = None):
+    def __init__(self, request: Request, batch_size: int | None = None):
         """Make the decoding of a request. No round is decoded yet.
 
         Args:
             request: Batch to decode.
-            at_once: Maximum number of images that are decoded at the same time (default: all).
+            batch_size: Maximum number of images that are decoded at the same time (default: all).
 
         Raises:
-            AdtError: If `at_once` is below 1. Iteration also raises it if the main memory is too small.
+            AdtError: If `batch_size` is below 1. Iteration also raises it if the main memory is too small.
         """
-        if at_once is not None and at_once < 1:
-            raise AdtError(f"`at_once` is {at_once}; it must be 1 or more.")
+        if batch_size is not None and batch_size < 1:
+            raise AdtError(f"`batch_size` is {batch_size}; it must be 1 or more.")
         self.request = request
-        self.at_once = min(at_once or self.images, self.images)
+        self.batch_size = min(batch_size or self.images, self.images)
         self.codes = torch.full((self.images, self.length), -1)
         self.codes[:, : self.start] = request.prefix
         target = self.target
@@ -135,20 +135,11 @@ class Decoding:
 
     def memory_required(self, device: torch.device | None = None) -> int:
         """Return the bytes that decoding needs on a device (default: that of the weights), without the weights."""
-        return required_bytes(self.request, self.at_once, device)
+        return required_bytes(self.request, self.batch_size, device)
 
-    def conditions(self, image: int | None = None) -> dict:
-        """Return everything except the recipe that determines trees, noise and rounding, as plain JSON types.
-
-        Args:
-            image: Index of a finished image. With LANTERN (relaxed acceptance), the result then also contains the share
-                of this image's tokens that were replaced.
-        """
-        conditions = {"profile": self.profile and self.profile.to_json(), **self._conditions.to_json()}
-        if image is not None and self.request.lantern is not None:
-            rate = self.trace.subset([image]).report()["substitution_rate"]
-            conditions["figures"] = {"substitution_rate": rate}
-        return conditions
+    def conditions(self) -> dict:
+        """Return everything except the recipe that determines trees, noise and rounding, as plain JSON types."""
+        return {"profile": self.profile and self.profile.to_json(), **self._conditions.to_json()}
 
     def run(self) -> Decoding:
         """Decode all images. Then `codes` and `trace` are complete."""
@@ -193,7 +184,7 @@ class Decoding:
         self._queue = queue = ImageQueue(
             self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
         )
-        queue.begin(list(range(self.images)), self.at_once)
+        queue.begin(list(range(self.images)), self.batch_size)
         try:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
@@ -209,14 +200,14 @@ class Decoding:
         finally:
             self._queue = None
             queue.leave()
-        self.trace.speedup = self._costs.learn(self.at_once)
+        self.trace.speedup = self._costs.learn(self.batch_size)
 
     @property
     def _device(self) -> torch.device:
         return self.target.decoder.embedding.device
 
     def _fix_conditions(self) -> None:
-        self._conditions.fix(self._costs, self.at_once)
+        self._conditions.fix(self._costs, self.batch_size)
         self._policy = self.request.drafting.policy(self.request.context(self.profile))
         self.trace.settings |= self.request.settings() | self.conditions()
 
@@ -237,7 +228,7 @@ class Decoding:
                 prepare = self._forget_captured_rounds
             except (MemoryError, RuntimeError) as error:
                 prepare = self._free_memory
-                is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
+                is_least = self.batch_size == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
             # Drop both references, so that the slots' tensors can be freed. Python has already deleted the exception.
@@ -251,18 +242,18 @@ class Decoding:
         self._fix_conditions()
 
     def _free_memory(self) -> None:
-        """Free the pool of slots. If the pool is empty, halve `at_once`."""
+        """Free the pool of slots. If the pool is empty, halve `batch_size`."""
         if pool.held_bytes(self.target.decoder):
             pool.release(self.target.decoder)
         else:
-            self.at_once //= 2
-            images = f"{self.at_once} images" if self.at_once > 1 else "one image"
+            self.batch_size //= 2
+            images = f"{self.batch_size} images" if self.batch_size > 1 else "one image"
             logging.getLogger(__name__).warning("Out of memory; continuing with %s at a time.", images)
 
     def _restart(self, queue: ImageQueue) -> None:
         """Start the unfinished images again."""
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
-        queue.begin(unfinished, self.at_once)
+        queue.begin(unfinished, self.batch_size)
         self.codes[unfinished, self.start :] = -1
         self._budget.reset(unfinished)
         self.trace.restart(unfinished)

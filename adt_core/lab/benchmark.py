@@ -26,10 +26,6 @@ from tqdm import tqdm
 
 from ..app import workers
 from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs, given_paths
-from ..app.checkpoints import model_files
-from ..app.defaults import choose_device, complete
-from ..app.images import check_outputs, open_image
-from ..app.pipeline import Pipeline
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
 from ..errors import AdtError, Check, pip_install
@@ -37,6 +33,10 @@ from ..files import read_text, write_in
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
 from ..recipe import Recipe
+from ..run.checkpoints import model_files
+from ..run.images import check_outputs, open_image
+from ..run.pipeline import Pipeline
+from ..run.resolve import Hardware, choose_device, resolve_recipe
 from ..settings import BUNDLED, Lantern
 from ..version import VERSION
 from . import quality, report
@@ -291,7 +291,7 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     Raises:
         AdtError: If a model cannot be loaded, or a prompt is invalid.
     """
-    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, device))
+    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, choose_device(device)))
     pipelines[PLAIN].check(benchmark.prompts)
     return BenchmarkWorker(benchmark, pipelines)
 
@@ -385,7 +385,7 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
         AdtError: If an argument is invalid.
     """
     workers.check_args(parallel, args.prompts)
-    recipe = complete(given, device)
+    recipe = resolve_recipe(given, Hardware.of(device))
     recipe = replace(recipe, lantern=recipe.lantern or Lantern.of(given))
     methods = args.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if args.prompts == BUNDLED else args.prompts, args.caption)

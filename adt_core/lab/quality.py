@@ -21,10 +21,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..app.images import IMAGE_ERRORS, open_image, to_rgb
 from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wrap_library_errors
 from ..files import is_regular, list_visible, opened
 from ..models.reading.checkpoint import read_tensors
+from ..run.images import IMAGE_ERRORS, open_image, to_rgb
 
 OptionalPath = Path | None
 Scores = dict[str, tuple[float, float]]

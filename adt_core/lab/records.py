@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from .. import untrusted
-from ..app import run_stats
 from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
+from ..run import stats
 from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
 
@@ -112,7 +112,7 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Return whether a run has valid statistics, acceptance map, scores and image path."""
-    if not run_stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
+    if not stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
     if not _are_scores(scores) or bool(scores) != bool(settings["metrics"]):
@@ -123,10 +123,10 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
 def _is_map(value: object, grid: Sequence[int]) -> bool:
     """Return whether a value has one number per cell of a grid, row by row."""
     rows, columns = grid
-    return list_of(list_of(run_stats.FIGURE, columns, columns), rows, rows).fits(value)
+    return list_of(list_of(stats.FIGURE, columns, columns), rows, rows).fits(value)
 
 
-_LARGEST = run_stats.LARGEST
+_LARGEST = stats.LARGEST
 _SCORES = mapping(
     untrusted.text(0, MAX_COLUMN_LENGTH),
     row(untrusted.number(-_LARGEST, _LARGEST), untrusted.number(0.5, _LARGEST)),

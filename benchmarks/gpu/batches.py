@@ -42,8 +42,8 @@ def check_batch_size(decoding: Decoding, size: int) -> None:
     Raises:
         AdtError: If the engine has reduced the batch size for lack of memory.
     """
-    if decoding.at_once < size:
-        raise AdtError(f"memory ran out; the engine reduced the batch size from {size} to {decoding.at_once}")
+    if decoding.batch_size < size:
+        raise AdtError(f"memory ran out; the engine reduced the batch size from {size} to {decoding.batch_size}")
 
 
 def decode_batch(pipeline: Pipeline, size: int) -> tuple[float, float]:

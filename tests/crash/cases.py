@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from adt_core.app.images import read_settings
+from adt_core.run.images import read_settings
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
 

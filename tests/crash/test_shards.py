@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
+from adt_core.run.images import read_settings
 from tests.command import read_lines, words
 from tests.tiny import write_tiny_checkpoint
 
@@ -76,18 +78,24 @@ def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
     (tmp_path / "list.txt").write_text("\n".join(prompts), encoding="utf-8")
     target = write_tiny_checkpoint(tmp_path / "target", scale=3.0)
     options = {"model": target, "drafter": "jacobi", "method": "adt-tree", "dtype": "float64", "device": "cpu"}
-    options |= {"prompts": tmp_path / "list.txt", "at_once": 1, "invalid_prompts": "truncate"}
+    options |= {"prompts": tmp_path / "list.txt", "batch_size": 1, "invalid_prompts": "truncate"}
     single = words("generate", **options, output=tmp_path / "whole", tokens=tmp_path / "whole.jsonl")
     subprocess.run([sys.executable, "-m", "adt_core", *single], cwd=ROOT, check=True)
     shards = Shards(tmp_path, options)
     shards.run()
     assert shards.kills == KILLS
     whole, parts = (
-        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", shards.folder)
+        {path.name: image_of(path) for path in folder.iterdir()} for folder in (tmp_path / "whole", shards.folder)
     )
     assert parts == whole and len(whole) == 200
     lines = sorted((line for shard in (1, 2, 3) for line in read_lines(tmp_path / f"t-{shard}-of-3.jsonl")), key=image)
     assert lines == read_lines(tmp_path / "whole.jsonl")
+
+
+def image_of(path: Path) -> tuple[list, bytes]:
+    """Return the tokens and the pixels of an image."""
+    with Image.open(path) as opened:
+        return read_settings(path)["tokens"], opened.tobytes()
 
 
 def image(line: dict) -> int:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from adt_core import Pipeline, cli
+from adt_core.app import generate
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
-from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.continuation import open_rgb, to_pixels
-from adt_core.app.images import KEY, read_settings
-from adt_core.commands import generation
 from adt_core.errors import AdtError
 from adt_core.models.load import load_target
+from adt_core.run.images import KEY, read_settings
+from adt_core.run.jobs import JobList, PromptEntry
+from adt_core.run.store import Identity, PngStore
 from tests.tiny import write_tiny_checkpoint
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged
@@ -27,13 +28,14 @@ FORMATS = ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "ICO", "PPM", "TGA"]
 
 
 def settings_of_pngs(folder: Path) -> Callable:
-    """Replace any setting of a PNG by any JSON value. Generate the image again, and find the PNG in a batch folder."""
+    """Replace any setting of a PNG by any JSON value. Generate the image again, and find the PNG in a list's folder."""
     target = load_target(write_tiny_checkpoint(folder / "target"))
     required = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
     assert cli.main([*required, "--method", "eagle2", "--depth", "4"]) == 0
-    batch = BatchFolder(Pipeline(target), folder)
-    sound = read_settings(folder / "out.png") | {"tokens": [[0] * 4] * 4, "figures": {"tau": 2.0}}
-    path = batch.path("a cat")
+    pipeline = Pipeline(target)
+    store = PngStore(JobList([PromptEntry("1", "a cat")], pipeline.recipe), folder, Identity.of(pipeline))
+    sound = read_settings(folder / "out.png")
+    path = folder / "000001.png"
     remade = ["generate", "--from-png", str(path), "--output", "again.png"]
 
     def try_input(data) -> None:
@@ -43,11 +45,12 @@ def settings_of_pngs(folder: Path) -> Callable:
         write(path, data, as_json(settings))
         has_models = data.draw(st.booleans())
         is_run = not data.draw(st.integers(0, 3))
-        batch.find("a cat")
+        with contextlib.suppress(AdtError):
+            store.missing()
         _, options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if has_models else [])])
-        plan = generation.plan(GenerateArgs(OutputArgs.of(options), InputArgs.of(options), options))
+        plan = generate.plan(GenerateArgs(OutputArgs.of(options), InputArgs.of(options), options))
         if has_models and is_run:
-            generation.run(plan)
+            generate.run(plan)
 
     def write(path: Path, data, text: str) -> None:
         chunk = PngImagePlugin.PngInfo()

@@ -11,8 +11,6 @@ import torch
 from hypothesis import strategies as st
 
 from adt_core import Pipeline, Recipe, cache_folder
-from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device import profiles
@@ -21,6 +19,7 @@ from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
 from adt_core.models.load import load_target
 from adt_core.policies.cost_model import CostModel, RoundResult
+from adt_core.run.images import named_folder, read_settings, to_png
 from tests.layouts.families import WRITERS
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged
@@ -63,15 +62,16 @@ def lists(folder: Path) -> Callable:
 
 
 def captions(folder: Path) -> Callable:
-    """Use any text as a prompt of any family, in a file name, and in the settings of an image."""
+    """Use any text as a prompt of any family, in the name of a folder, and in the settings of an image."""
     targets = [load_target(write(folder / name)) for name, write in WRITERS.items()]
 
     def try_input(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
         pipeline = Pipeline(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
         pipeline.check([text])
-        path = BatchFolder(pipeline, folder / "out").path(text)
-        assert path.parent == folder / "out" and len(path.name.encode()) < 255
+        named = named_folder(folder / "out", "key", text, "model")
+        assert named.parent == folder / "out" and len(named.name.encode()) < 255
+        path = named / "000001.png"
         write(path, to_png(torch.zeros(3, 8, 8), pipeline.settings(text)))
         assert read_settings(path)["prompt"] == text
 

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 transformers = pytest.importorskip("transformers", "5.0")  # older versions lack the model
 
 from adt_core import AdtError, Drafting, Sampling, cli, load_drafter, load_target  # noqa: E402
-from adt_core.app.checkpoints import is_target_file  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID  # noqa: E402
+from adt_core.run.checkpoints import is_target_file  # noqa: E402
 from tests.command import read_grids  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
 from tests.layouts.edits import write_one_file  # noqa: E402

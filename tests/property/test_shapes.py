@@ -36,10 +36,10 @@ def uneven(shapes: list[Shape]) -> type[Policy]:
     return Uneven
 
 
-def decode(drafter: str, drafting: Drafting, *, seed: int, temperature: float = 1.0, at_once: int | None = None):
+def decode(drafter: str, drafting: Drafting, *, seed: int, temperature: float = 1.0, batch_size: int | None = None):
     target, drafters = models()
     sampling = Sampling(seed, temperature)
-    return run(target, drafters[drafter], PROMPTS, sampling=sampling, drafting=drafting, at_once=at_once)
+    return run(target, drafters[drafter], PROMPTS, sampling=sampling, drafting=drafting, batch_size=batch_size)
 
 
 def records(decoding):
@@ -52,13 +52,13 @@ def records(decoding):
     proposal=st.sampled_from(["coupled", "top-k"]),
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 1.0]),
-    at_once=st.integers(1, 3),
+    batch_size=st.integers(1, 3),
 )
-def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, seed, temperature, at_once):
+def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, seed, temperature, batch_size):
     how = {"seed": seed, "temperature": temperature}
     plain = decode(drafter, Drafting(PLAIN), **how)
     with patch.dict(POLICIES, uneven=uneven(shapes)):
-        decoding = decode(drafter, Drafting("uneven", proposal=proposal), at_once=at_once, **how)
+        decoding = decode(drafter, Drafting("uneven", proposal=proposal), batch_size=batch_size, **how)
     assert torch.equal(decoding.codes, plain.codes)
     for record in records(decoding):
         shape = shapes[(record.image + record.position) % len(shapes)]
@@ -68,10 +68,10 @@ def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, 
         assert record.width <= max(shape.drafts - record.depth + 1, 0), (record, shape)
 
 
-@given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
-def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_once):
+@given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), batch_size=st.integers(1, 3))
+def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, batch_size):
     """Check trees at the end of an image, also if other images of the batch are not yet there."""
-    decoding = decode("network", Drafting(method), seed=seed, at_once=at_once)
+    decoding = decode("network", Drafting(method), seed=seed, batch_size=batch_size)
     for record in records(decoding):
         remaining = decoding.length - 2 - record.position
         assert record.depth == min(len(PER_LEVEL[method]), max(remaining, 0))
@@ -83,9 +83,9 @@ def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_o
     proposal=st.sampled_from(["coupled", "top-k"]),
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 1.0]),
-    at_once=st.integers(1, 3),
+    batch_size=st.integers(1, 3),
 )
-def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperature, at_once):
+def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperature, batch_size):
     """Compare each tree with a tree that is drafted without the early stop.
 
     With the early stop, the network isn't called for levels whose nodes can't become part of the tree.
@@ -107,5 +107,5 @@ def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperatu
         return tree
 
     with patch.dict(POLICIES, uneven=uneven(shapes)), patch.object(EagleProposer, "propose", propose_twice):
-        how = {"seed": seed, "temperature": temperature, "at_once": at_once}
+        how = {"seed": seed, "temperature": temperature, "batch_size": batch_size}
         decode("network", Drafting("uneven", proposal=proposal), **how)

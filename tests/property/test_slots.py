@@ -45,18 +45,18 @@ def test_every_draft_mode_is_covered():
 @given(
     seed=st.integers(0, 2**64 - 1),
     prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=6),
-    at_once=st.integers(1, 4),
+    batch_size=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 1.0]),
     guidance=st.sampled_from([1.0, 3.0]),
     start=st.integers(0, LENGTH - 1),
     drafts=st.sampled_from(INDEPENDENT + SHARING),
 )
-def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, guidance, start, drafts):
+def test_images_do_not_depend_on_the_batch(seed, prompts, batch_size, temperature, guidance, start, drafts):
     images = range(len(prompts))
     sampling = Sampling(seed, temperature, guidance=guidance)
     draw = torch.Generator().manual_seed(seed % 2**31)
     prefix = torch.randint(models()[0].num_codes, (len(prompts), start), generator=draw)
-    together = decode(prompts, *drafts, sampling=sampling, prefix=prefix, at_once=at_once, image_indices=images)
+    together = decode(prompts, *drafts, sampling=sampling, prefix=prefix, batch_size=batch_size, image_indices=images)
     for i in images:
         how = {"sampling": sampling, "prefix": prefix[i : i + 1], "image_indices": [i]}
         single = decode(prompts[i : i + 1], *(drafts if drafts in INDEPENDENT else (None, Drafting(PLAIN))), **how)
@@ -68,7 +68,7 @@ def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, 
 
 def test_free_slots_are_filled_immediately():
     """While images wait, every round has the maximum batch size. After that, each round has all unfinished images."""
-    decoding = decode(PROMPTS, "network", TREES[0], at_once=3)
+    decoding = decode(PROMPTS, "network", TREES[0], batch_size=3)
     active = [[record.image for record in round.images] for round in decoding.trace.rounds]
     entered = [max(max(images) for images in active[: i + 1]) for i in range(len(active))]
     full = [len(images) for images, newest in zip(active, entered) if newest < len(PROMPTS) - 1]

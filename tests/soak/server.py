@@ -15,8 +15,8 @@ import torch
 from comfy_server import NEWEST, PACKS, Comfy, Failed, Refused
 from convert import Graph
 
-from adt_core.app.images import read_settings
 from adt_core.models.target import Target
+from adt_core.run.images import read_settings
 
 from .loop import ROUNDED, Outcome
 from .mix import Request

@@ -93,7 +93,8 @@ def load_beginning():
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
     """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
-    return new_decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
+    sampling = Sampling(seed=5)
+    return new_decoding(target, prompts[:count], prefix=codes[:count], sampling=sampling, batch_size=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:

@@ -27,9 +27,9 @@ LAYERS = (
     ("recipe",),
     ("drafters",),
     ("engine",),
+    ("run",),
     ("app",),
     ("lab",),
-    ("commands",),
     ("api", "cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower

@@ -35,7 +35,7 @@ def test_the_same_profile_gives_the_same_trees(tiny, source, lantern, dtype):
     target = load_target(tiny / "target", dtype=dtype)
     network = load_drafter(tiny / "drafter", target)
     profile = costs(source, once=0.02, each=0.002)
-    how = {"drafting": AUTO, "lantern": lantern, "profile": profile, "at_once": 2}
+    how = {"drafting": AUTO, "lantern": lantern, "profile": profile, "batch_size": 2}
     one, two = (run(target, network, PROMPTS, **how) for _ in range(2))
     assert trees(one) == trees(two) and torch.equal(one.codes, two.codes)
     assert one.trace.settings == two.trace.settings and any(drafted(one))
@@ -84,13 +84,13 @@ def test_an_image_without_a_benefit_from_drafts_is_finished_plainly(models):
     assert any(drafted(decoding)) and not all(drafted(decoding))
 
 
-@pytest.mark.parametrize("at_once", [3, 1])
-def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, at_once):
+@pytest.mark.parametrize("batch_size", [3, 1])
+def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, batch_size):
     """The measured time of this round shows whether the cost profile is right."""
     target, network = models
     profile = costs(*SOURCES, once=30.0)
-    decoding = run(target, network, PROMPTS, drafting=AUTO, at_once=at_once, profile=profile)
-    assert sum(drafted(decoding)) == len(PROMPTS) // at_once
+    decoding = run(target, network, PROMPTS, drafting=AUTO, batch_size=batch_size, profile=profile)
+    assert sum(drafted(decoding)) == len(PROMPTS) // batch_size
     tried = [record for round in decoding.trace.rounds for record in round.images if record.depth]
     assert {record.image for record in tried} == {0, 1, 2} and all(record.drafts <= SIZES[0] for record in tried)
 
@@ -109,8 +109,8 @@ class StopsDrafting(Auto):
         return super().begin() and self.seen < 3
 
 
-@pytest.mark.parametrize("at_once", [None, 2, 1])
-def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, at_once):
+@pytest.mark.parametrize("batch_size", [None, 2, 1])
+def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, batch_size):
     """Rounds with drafts advance images by different lengths. After drafting stops, images that are ahead must wait.
 
     No round of an image may be lost.
@@ -120,9 +120,9 @@ def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together
     monkeypatch.setattr("adt_core.engine.round.WAIT_SHARE", 10.0)
     prompts = [*PROMPTS, "a red house", "two"]
     plain = run(target, None, prompts)
-    decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once, profile=costs("chain"))
+    decoding = run(target, network, prompts, drafting=AUTO, batch_size=batch_size, profile=costs("chain"))
     assert torch.equal(decoding.codes, plain.codes)
-    together = at_once or len(prompts)
+    together = batch_size or len(prompts)
     rounds = decoding.trace.rounds
     last = {}
     for round in rounds:

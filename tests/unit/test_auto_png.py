@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.app.images import read_settings, to_png
 from adt_core.policies import CostProfile
 from adt_core.policies.cost_model import CostModel
+from adt_core.run.images import read_settings, to_png
 from tests.command import read_lines, words
 from tests.drafted import costs
 

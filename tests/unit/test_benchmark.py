@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from adt_core import Lantern, Pipeline, Recipe, cli
-from adt_core.app.images import read_settings
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.lab import benchmark
 from adt_core.lab.report import COLUMNS, verdict
 from adt_core.policies import PLAIN, POLICIES
+from adt_core.run.images import read_settings
 from tests.command import words
 
 METHODS = "eagle2 adt-tree static:mc_sim_7b_63 jacobi jacobi-64 merged-chain merged merged-64 auto auto-jacobi".split()

@@ -73,29 +73,28 @@ def test_output_files(generate):
 
 def test_several_images_are_numbered_and_reproducible(generate):
     Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
-    files = {"prompt": None, "prompts": "list.txt", "output": "x.png", "tokens": "t.json", "report": "r.json"}
+    files = {"prompt": None, "prompts": "list.txt", "output": "x", "tokens": "t.json", "report": "r.json"}
     settings = {"seed": 7, "temperature": 0.9, "top_k": 20, "negative": "fog", "method": "eagle2", "depth": 3}
-    code, out, err = generate(batch_size=2, **files, **settings)
+    code, out, err = generate(num_images_per_prompt=2, **files, **settings)
     assert code == 0, err
-    assert sorted(p.name for p in Path().glob("*.png")) == [f"x-000{i}.png" for i in (1, 2, 3, 4)]
+    assert sorted(p.name for p in Path("x").glob("*.png")) == [f"00000{i}.png" for i in (1, 2, 3, 4)]
     tokens = read_grids("t.json")
     assert load("r.json")["tokens"] == 4 * 16 and load("r.json")["images"] == 4
     assert len({json.dumps(grid) for grid in tokens}) == 4
     for number, grid in enumerate(tokens, 1):
-        saved = f"x-000{number}.png"
+        saved = f"x/00000{number}.png"
         from_png = {"prompt": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
         assert generate(**from_png)[0] == 0
         assert read_grids("again.json") == [grid]
         with Image.open(saved) as one, Image.open("again.png") as two:
-            assert one.tobytes() == two.tobytes()
-            assert one.text == two.text
+            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
     assert generate(**from_png, method="no-drafting")[0] == 0
     assert read_grids("again.json") == [tokens[-1]]
 
 
 def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
     relaxed = {"method": "adt-tree", "lantern_delta": 1, "lantern_k": 1000}
-    assert generate(**relaxed, batch_size=2, output="x.png", report="r.json")[0] == 0
+    assert generate(**relaxed, num_images_per_prompt=2, output="x.png", report="r.json")[0] == 0
     shares = []
     for name in ("x-0001.png", "x-0002.png"):
         with Image.open(name) as image:
@@ -105,35 +104,42 @@ def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
     assert sum(shares) / 2 == pytest.approx(load("r.json")["substitution_rate"]) != 0
     assert generate(prompt=None, from_png="x-0002.png", output="again.png")[0] == 0
     with Image.open("x-0002.png") as one, Image.open("again.png") as two:
-        assert one.tobytes() == two.tobytes() and one.text == two.text
+        assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+
+
+def settings_of(image):
+    """Return the record of an image without its statistics, which contain durations, and the digest of a list."""
+    record = json.loads(image.text["adt_tree"])
+    return {name: value for name, value in record.items() if name not in ("figures", "settings_key")}
 
 
 def test_prompts_of_a_list_can_be_decoded_together(generate):
     """The files, tokens and statistics of a prompt must not depend on the other prompts of its batch."""
     Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
-    shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
-    for at_once in (2, 3, 1):
-        files = {"output": f"{at_once}/x.png", "tokens": f"{at_once}.json"}
-        files |= {"report": f"r{at_once}.json", "trace": f"t{at_once}.json"}
-        code, out, err = generate("--compare", **shared, **files, at_once=at_once)
+    shared = {"prompt": None, "prompts": "list.txt", "num_images_per_prompt": 2, "dtype": "float64", "seed": 4}
+    shared["method"] = "eagle2"
+    for batch_size in (2, 3, 1):
+        files = {"output": f"{batch_size}", "tokens": f"{batch_size}.json"}
+        files |= {"report": f"r{batch_size}.json", "trace": f"t{batch_size}.json"}
+        code, out, err = generate("--compare", **shared, **files, batch_size=batch_size)
         assert code == 0 and "tokens identical" in out, err
     assert read_lines("2.json") == read_lines("1.json") == read_lines("3.json") and len(read_lines("3.json")) == 6
     for folder in ("3", "1"):
-        assert sorted(path.name for path in Path(folder).iterdir()) == [f"x-{i:04}.png" for i in range(1, 7)]
+        assert sorted(path.name for path in Path(folder).iterdir()) == [f"{i:06}.png" for i in range(1, 7)]
     for number in range(1, 7):
-        with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"3/x-{number:04}.png") as two:
-            assert one.tobytes() == two.tobytes() and one.text == two.text
+        with Image.open(f"1/{number:06}.png") as one, Image.open(f"3/{number:06}.png") as two:
+            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
-    forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, 2, 3)]
+    forwards = [load(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
     assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
     accepted = [
         [
             [share["accepted"] for one in decoding["rounds"] for share in one["images"]]
-            for decoding in read_lines(f"t{at_once}.json")
+            for decoding in read_lines(f"t{batch_size}.json")
         ]
-        for at_once in (2, 3)
+        for batch_size in (2, 3)
     ]
     assert accepted[0] == accepted[1] and len(accepted[0]) == 6
 
@@ -175,7 +181,7 @@ def test_continued_images(generate):
     Path("a.png").unlink()
     assert generate(**remade, from_png="3.png")[0] == 0
     assert read_grids("t.json") == [left], "the PNG contains the kept tokens, so the input image is not needed"
-    assert generate(continue_from="odd.png", batch_size=2, tokens="t.json")[0] == 0
+    assert generate(continue_from="odd.png", num_images_per_prompt=2, tokens="t.json")[0] == 0
     first, second = read_grids("t.json")
     assert first[:2] == second[:2] and first[2:] != second[2:]
 
@@ -213,7 +219,7 @@ def assert_refused(result, *named, code=1):
         ({"prompt": ""}, ["prompt", "empty"]),
         ({"prompt": " \t"}, ["prompt", "empty"]),
         ({"cfg": "strong"}, ["--cfg", "strong"]),
-        ({"batch_size": 0}, ["--batch-size", "0"]),
+        ({"num_images_per_prompt": 0}, ["--num-images-per-prompt", "0"]),
         ({"method": "adt-tree", "beta": "nan"}, ["--beta", "nan"]),
         ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
         ({"method": "eagle2", "beta": 0.3}, ["--beta", "'eagle2'"]),
@@ -256,8 +262,8 @@ def test_blank_prompts_are_reported(generate):
     Path("list.txt").write_text("a red house\n\na blue sky\n", encoding="utf-8")
     Path("list.csv").write_text("prompt,note\na red house,\n,2\na blue sky,\n", encoding="utf-8")
     for name, is_reported in (("list.txt", False), ("list.csv", True)):
-        code, out, err = generate(prompt=None, prompts=name, output=f"{name}.png")
-        assert code == 0 and len(list(Path().glob(f"{name}-*.png"))) == 2, err
+        code, out, err = generate(prompt=None, prompts=name, output=f"of {name}")
+        assert code == 0 and len(list(Path(f"of {name}").glob("*.png"))) == 2, err
         assert ("1 of 3 prompts are blank and were left out: '2'." in out) == ("blank" in out) == is_reported
 
 
@@ -266,17 +272,17 @@ def test_prompts_outside_of_the_training_data_are_reported(generate, model, is_r
     Path("list.txt").write_text("a red house\na cat\n", encoding="utf-8")
     models = {"model": model, "drafter": model} if model else {}
     begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
-    code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
+    code, out, err = generate(prompt=None, prompts="list.txt", output="x", batch_size=2, **models, **begun)
     assert code == 0, err
     assert ("Not drawn in 1 of 2 prompts: cat." in out) == is_reported
 
 
 def test_long_prompts_of_a_list_are_reported(generate):
     Path("list.csv").write_text("prompt,note\na red house,\n,2\n" + "a very long day " * 500, encoding="utf-8")
-    refused = generate(prompt=None, prompts="list.csv", output="x.png", invalid_prompts="error")
+    refused = generate(prompt=None, prompts="list.csv", output="x", invalid_prompts="error")
     assert_refused(refused, "--prompts: that with the id '2' is empty", code=2)
     Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
-    refused = generate(prompt=None, prompts="list.txt", output="x.png", invalid_prompts="error")
+    refused = generate(prompt=None, prompts="list.txt", output="x", invalid_prompts="error")
     assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "Prompt too long: ")
     assert not list(Path().glob("x*"))
 
@@ -379,7 +385,7 @@ def test_a_png_without_settings(generate):
 @pytest.mark.parametrize("number", [FORMAT + 1, None])
 def test_a_png_of_another_format_is_refused_and_kept(generate, monkeypatch, number):
     with monkeypatch.context() as patch:
-        patch.setattr("adt_core.app.images.FORMAT", number)
+        patch.setattr("adt_core.run.images.FORMAT", number)
         generate()
     Path("a.png").rename("other.image")
     content = Path("other.image").read_bytes()

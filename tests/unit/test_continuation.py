@@ -11,7 +11,7 @@ from PIL import Image
 from adt_core import AdtError, cli
 from adt_core.app.args import ImageToImageArgs
 from adt_core.app.continuation import check_args, open_rgb, prefix_length, source_codes, to_pixels, with_sources
-from adt_core.app.images import to_rgb
+from adt_core.run.images import to_rgb
 
 
 @pytest.mark.parametrize(

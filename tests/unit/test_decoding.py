@@ -138,7 +138,7 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 
     monkeypatch.setattr(type(target.decoder), "forward", fail_for_lack_of_memory)
     decoding = run(target, drafter, FIVE, drafting=TREE)
-    assert torch.equal(decoding.codes, reference.codes) and decoding.at_once == 2
+    assert torch.equal(decoding.codes, reference.codes) and decoding.batch_size == 2
     assert caplog.messages == ["Out of memory; continuing with 2 images at a time."]
     assert tokens_in_rounds(decoding) == [15] * 5 and decoding.trace.report()["tau"] == reference.trace.report()["tau"]
 
@@ -161,8 +161,8 @@ def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, draftin
         return forward(self, ids, step, *rest, **named)
 
     monkeypatch.setattr(type(target.decoder), "forward", fail_for_lack_of_memory)
-    decoding = run(target, at_once=4, **options)
-    assert torch.equal(decoding.codes, reference.codes) and decoding.at_once == 2 and len(entered) > 2
+    decoding = run(target, batch_size=4, **options)
+    assert torch.equal(decoding.codes, reference.codes) and decoding.batch_size == 2 and len(entered) > 2
 
 
 def test_the_trace_is_complete_if_memory_runs_out_in_the_last_round(models, monkeypatch):
@@ -213,8 +213,8 @@ def test_invalid_requests(models):
     target, _ = models
     with pytest.raises(AdtError, match="batch_size is 0"):
         new_decoding(target, [])
-    with pytest.raises(AdtError, match="at_once is 0"):
-        run(target, at_once=0)
+    with pytest.raises(AdtError, match="batch_size is 0"):
+        run(target, batch_size=0)
     with pytest.raises(AdtError, match="needs a drafter"):
         new_decoding(target, [[0]])
 

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app import distributed, workers
-from adt_core.commands import generation, generation_worker, png_folder
+from adt_core.app import distributed, generate_worker, workers
+from adt_core.app import generate as command
 from adt_core.lab import benchmark, records
+from adt_core.run import store
 from tests.command import read_lines, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,10 +132,10 @@ def without_times(decodings):
 def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatch):
     def generate(folder, **more):
         files = {name: f"{folder}/{name}.json" for name in ("tokens", "trace", "report")}
-        return run("generate", f"{folder}/a.png", batch_size=2, at_once=2, method="adt-tree", **files, **more)
+        return run("generate", folder, num_images_per_prompt=2, batch_size=2, method="adt-tree", **files, **more)
 
     assert generate("single")[0] == 0
-    monkeypatch.setattr(generation, "GenerationWorker", fragile(generation_worker, "GenerationWorker", folder))
+    monkeypatch.setattr(command, "GenerateWorker", fragile(generate_worker, "GenerateWorker", folder))
     code, out, err = generate("spread", workers=2)
     assert code == 0, err
     assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST] * KILLS), 2 + KILLS), (
@@ -149,14 +150,14 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     assert without_times(read_lines("single/trace.json")) == without_times(read_lines("spread/trace.json"))
     for name in names[: 2 * len(PROMPTS)]:
         with Image.open(f"single/{name}") as one, Image.open(f"spread/{name}") as two:
-            assert one.tobytes() == two.tobytes() and one.text == two.text
+            assert one.tobytes() == two.tobytes() and one.info["parameters"] == two.info["parameters"]
     single = load("single/report.json")
     spread = load("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
     for counted in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert single[counted] == pytest.approx(spread[counted])
 
-    (folder / "spread" / "a-0003.png").unlink()
+    (folder / "spread" / "000003.png").unlink()
     code, out, err = generate("spread", workers=2)
     assert code == 0 and "13 of 14 images were already there." in out, err
     assert read_lines("single/tokens.json") == read_lines("spread/tokens.json")
@@ -210,24 +211,22 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, cluster, monkeypatch):
     """All cores are in use until no prompt is left. The worker can restart only when another worker frees its core."""
     machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
-    write = png_folder.write
+    write = store.write_in
     written = []
     cluster.wait_for_nodes()
 
-    def lose_the_machine(path, content):
+    def lose_the_machine(folder, name, content):
         if not written:
             cluster.remove_node(machine, allow_graceful=False)
-        written.append(path.name)
-        write(path, content)
+        written.append(name)
+        write(folder, name, content)
 
-    assert run("generate", "single/a.png", tokens="single.json")[0] == 0
-    monkeypatch.setattr(png_folder, "write", lose_the_machine)
-    code, _, err = run(
-        "generate", "spread/a.png", at_once=1, workers=3, ray_address=cluster.address, tokens="spread.json"
-    )
+    assert run("generate", "single", tokens="single.json")[0] == 0
+    monkeypatch.setattr(store, "write_in", lose_the_machine)
+    code, _, err = run("generate", "spread", batch_size=1, workers=3, ray_address=cluster.address, tokens="spread.json")
     cluster.wait_for_nodes(timeout=100)  # wait until Ray notices the loss, because later tests need two free cores
     assert code == 0, err
-    assert sorted(written) == [f"a-{number:04}.png" for number in range(1, len(PROMPTS) + 1)]
+    assert sorted(written) == [f"{number:06}.png" for number in range(1, len(PROMPTS) + 1)]
     assert read_lines("single.json") == read_lines("spread.json")
 
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from adt_core import AdtError, cli, load_target
-from adt_core.app.checkpoints import default_drafter
 from adt_core.app.inspect import inspect
 from adt_core.errors import command
 from adt_core.models import load
 from adt_core.models.load import published
 from adt_core.models.rotary import rope_tables
+from adt_core.run.checkpoints import default_drafter
 from tests.layouts.edits import edit_config, error_of
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina

@@ -253,7 +253,7 @@ def test_the_pool_is_released_before_the_batch_becomes_smaller(target, drafters,
     run(target, None, PROMPTS[:1])  # also leaves slots in the pool
     monkeypatch.setattr("adt_core.engine.decoding.run_round", out_of_memory_once)
     found = run(target, drafters["network"], **how)
-    assert not failures and found.at_once == 3 and not caplog.records
+    assert not failures and found.batch_size == 3 and not caplog.records
     assert found.codes.equal(expected.codes)
 
 
@@ -341,7 +341,7 @@ def test_an_out_of_memory_error_of_the_driver_is_handled_as_torchs(target, draft
     expected = run(target, prompts=PROMPTS).codes
     as_on_a_gpu(FailsOnce())
     found = run(target, drafters["network"], PROMPTS, drafting=Drafting("eagle2"))
-    assert found.codes.equal(expected) and found.at_once == 1 and not get_runtime().graph_failures
+    assert found.codes.equal(expected) and found.batch_size == 1 and not get_runtime().graph_failures
     assert [record.getMessage() for record in caplog.records] == ["Out of memory; continuing with one image at a time."]
 
 

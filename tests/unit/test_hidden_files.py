@@ -10,8 +10,6 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling
-from adt_core.app.batch_folder import BatchFolder
-from adt_core.app.checkpoints import checkpoint_files, is_target_file
 from adt_core.errors import AdtError
 from adt_core.files import list_visible
 from adt_core.lab import quality
@@ -19,6 +17,10 @@ from adt_core.lab.training.dataset import find_captioned
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
 from adt_core.models.unsupported import refuse_layout
+from adt_core.run.checkpoints import checkpoint_files, is_target_file
+from adt_core.run.identity import SETTINGS_KEY
+from adt_core.run.jobs import JobList, PromptEntry
+from adt_core.run.store import Identity, PngStore
 from tests.tiny import write_tiny_checkpoint
 
 APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4056)
@@ -42,15 +44,15 @@ def test_visible_files_are_listed_in_order(tmp_path):
     assert list_visible(tmp_path / "missing", "*") == []
 
 
-def test_a_batch_is_not_generated_again_over_hidden_files(models, tmp_path):
-    target, _ = models
-    pipeline = Pipeline(target, Recipe(Sampling(seed=3), Drafting("no-drafting")))
-    made = pipeline.decoding(["a cat"]).run()
-    saved = BatchFolder(pipeline, tmp_path).save(made, 0, "a cat")
-    hide(tmp_path, saved.path.name)
-    again = BatchFolder(pipeline, tmp_path)
-    assert again.path("a cat") == saved.path
-    assert again.find("a cat") is not None
+def test_a_list_is_not_generated_again_over_hidden_files(models, tmp_path):
+    pipeline = Pipeline(models[0], Recipe(Sampling(seed=3), Drafting("no-drafting")))
+    jobs = JobList([PromptEntry("1", "a cat")], pipeline.recipe)
+    store = PngStore(jobs, tmp_path, Identity.of(pipeline))
+    *_, progress = pipeline.run(list(jobs))
+    (finished,) = progress.finished
+    store.add(finished.job, finished.result(**{SETTINGS_KEY: store.identity.key}).png)
+    hide(tmp_path, "000001.png")
+    assert store.missing() == []
 
 
 def test_hidden_files_are_no_training_images(tmp_path):

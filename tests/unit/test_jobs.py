@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
-from adt_core.app.pipeline import split
+from adt_core.run.runner import split
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
@@ -18,9 +18,9 @@ def pipeline(models):
     return Pipeline(target, Recipe(Sampling(seed=3), Drafting("adt-tree")), drafter)
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_every_image_is_yielded_once_when_it_is_complete(pipeline, at_once):
-    decoding = pipeline.decoding(PROMPTS, at_once=at_once)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_every_image_is_yielded_once_when_it_is_complete(pipeline, batch_size):
+    decoding = pipeline.decoding(PROMPTS, batch_size=batch_size)
     yielded = []
     with closing(decoding.finished()) as running:
         for finished in running:
@@ -45,12 +45,12 @@ def test_leaving_the_loop_frees_the_caches(pipeline):
 
 
 @pytest.mark.parametrize("images", [0, 1, 7, 8, 9, 40])
-@pytest.mark.parametrize("at_once, workers, factor", [(1, 1, 8), (4, 1, 8), (4, 3, 1), (3, 2, 2)])
-def test_parts_cover_the_images_in_order(images, at_once, workers, factor):
-    found = split(images, at_once, workers, factor)
+@pytest.mark.parametrize("batch_size, workers, factor", [(1, 1, 8), (4, 1, 8), (4, 3, 1), (3, 2, 2)])
+def test_parts_cover_the_images_in_order(images, batch_size, workers, factor):
+    found = split(images, batch_size, workers, factor)
     assert [number for part in found for number in part] == list(range(images))
-    assert all(len(part) <= max(1, factor * at_once) for part in found)
-    assert at_once > 1 or all(len(part) == 1 for part in found)
+    assert all(len(part) <= max(1, factor * batch_size) for part in found)
+    assert batch_size > 1 or all(len(part) == 1 for part in found)
     assert len(found) * 2 >= min(workers, images), "most workers get a part"
 
 

@@ -161,7 +161,7 @@ def decode_row(row, loaded, launched):
         sampling=sampling,
         drafting=Drafting(**value["method"], **proposal),
         prefix=prefix,
-        at_once=value["at once"],
+        batch_size=value["at once"],
         negatives=negative and [target.encode_prompt(negative)] * 3,
         lantern=value["lantern"],
         image_indices=range(3),

@@ -107,7 +107,7 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
     assert len(checked) > 2 and max(checked) > 1  # in some rounds, images advance by different lengths
     assert nodes > 2 or sizes.count(nodes + 1) > 1, "there must be chunks of the largest size"
     # in this run, new images replace finished images
-    run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, at_once=2)
+    run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, batch_size=2)
 
 
 def test_each_pass_reads_the_window_that_the_last_one_has_changed(models, monkeypatch):

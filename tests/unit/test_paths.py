@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app.batch_folder import named_folder
 from adt_core.app.prompts import file_stems, parse_lines
+from adt_core.run.images import named_folder
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,12 +7,13 @@ number of accepted drafts divided by the depth of the tree; a tree becomes deepe
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from adt_core import AdtError, Drafting, Sampling
-from adt_core.app.defaults import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
+from adt_core.run.resolve import Hardware, resolve_recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -295,9 +296,12 @@ def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
     assert drafter_defaults(drafter, "cpu", False) == drafter_defaults(drafter, "cpu", True)
 
 
+CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
+
+
 @pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])
 def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
-    drafting = complete({"method": "adt-tree", "guidance": guidance}, "cuda").drafting
+    drafting = resolve_recipe({"method": "adt-tree", "guidance": guidance}, CUDA).drafting
     assert drafting.settings.drafts == nodes
     assert (drafting.settings.rule, drafting.settings.init) == ("predicted", "both")
 
@@ -305,9 +309,11 @@ def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_given_options_override_the_defaults(device):
     given = {"method": "adt-tree", "rule": "paper", "init": "vertical", "drafts": 5, "depth_max": 30}
-    assert given.items() <= {"rule": "paper", **complete(given, device).drafting.flat()}.items()
+    drafting = resolve_recipe(given, Hardware(torch.device(device))).drafting
+    assert given.items() <= {"rule": "paper", **drafting.flat()}.items()
 
 
 @pytest.mark.parametrize("drafter, device", [("bundled", "cpu"), ("jacobi", "cpu"), ("jacobi", "cuda")])
 def test_cpus_and_the_jacobi_window_use_the_papers_rule(drafter, device):
-    assert complete({"method": "adt-tree", "drafter": drafter}, device).drafting.settings.rule == "paper"
+    given = {"method": "adt-tree", "drafter": drafter}
+    assert resolve_recipe(given, Hardware(torch.device(device))).drafting.settings.rule == "paper"

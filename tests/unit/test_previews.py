@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adt_core import Pipeline, Recipe
-from adt_core.app.previews import BLANK, Previews, PreviewSchedule, preview
+from adt_core.run.previews import BLANK, Previews, PreviewSchedule, preview
 from tests.layouts.families import WRITERS, load_small
 from tests.tiny import write_tiny_checkpoint
 

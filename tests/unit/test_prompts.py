@@ -12,7 +12,6 @@ from adt_core.app.prompts import (
     FILES,
     PromptEntry,
     blank_note,
-    file_prefixes,
     file_stems,
     non_blank,
     parse_lines,
@@ -263,17 +262,6 @@ def test_captions_of_coco_may_be_null(tmp_path):
         listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
 
 
-def test_file_prefixes():
-    """File names must sort in the order of the list. An id that equals the position must not be repeated."""
-    assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
-    assert file_prefixes(["val2017/000139.jpg", "2", "", "x" * 99]) == [
-        "1-val2017-000139.jpg",
-        "2",
-        "3",
-        "4-" + "x" * 40,
-    ]
-
-
 def test_selection():
     prompts = [PromptEntry(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
     assert select(prompts) == select(prompts, count=0) == prompts
@@ -479,7 +467,7 @@ def write_list(path, count):
 MEASURE = """
 import sys, time
 from pathlib import Path
-from adt_core.commands import generation
+from adt_core.app import generate
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
 sys.argv[2:] and __import__("pyarrow.parquet")
 def peak():
@@ -487,8 +475,8 @@ def peak():
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 before, began = peak(), time.process_time()
 inputs = InputArgs(prompts=Path(sys.argv[1]))
-plan = generation.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, device="cpu"))
-print(len(plan.images.numbers), time.process_time() - began, peak() - before)
+plan = generate.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, device="cpu"))
+print(len(plan.jobs), time.process_time() - began, peak() - before)
 """
 """Script that plans a run. It prints the number of images, the processor time in seconds, and the increase of the peak
 memory in MiB."""

@@ -8,13 +8,13 @@ from PIL import Image
 
 from adt_core import Pipeline, Recipe, Sampling, cli, load_target
 from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
-from adt_core.app.images import read_settings
 from adt_core.lab import benchmark
 from adt_core.lab.training import drafter
 from adt_core.models import load
 from adt_core.models.load import published_sampling
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
+from adt_core.run.images import read_settings
 from tests.command import read_grids
 from tests.layouts.emu3 import write_emu3
 

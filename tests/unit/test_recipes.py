@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from adt_core import Drafting, cli, load_drafter
-from adt_core.app.images import read_settings
 from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, TreeSizes, Verified
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import (
@@ -33,6 +32,7 @@ from adt_core.policies import (
 from adt_core.policies.auto import Auto, shape_of
 from adt_core.rules.noise import Noise
 from adt_core.rules.tree import DraftTree, chain
+from adt_core.run.images import read_settings
 from adt_core.settings import setting
 from adt_core.trace import Round
 from tests.command import read_grids, read_lines

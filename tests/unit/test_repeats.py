@@ -102,7 +102,7 @@ def decode(models, case: str, images: int) -> tuple[Tensor, list]:
     source, options, more = CASES[case]
     prompts = ("a cat", "three small dogs", "x")[:images]
     more = {"sampling": FILTERED, **more}
-    decoding = run(target, drafters[source], prompts, drafting=Drafting.of(options), at_once=min(images, 2), **more)
+    decoding = run(target, drafters[source], prompts, drafting=Drafting.of(options), batch_size=min(images, 2), **more)
     return decoding.codes, [round.images for round in decoding.trace.rounds]
 
 

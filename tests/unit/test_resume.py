@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, cli
-from adt_core.app.images import read_settings
-from adt_core.app.prompts import PromptEntry
-from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
-from adt_core.commands.batch_size import default_batch_size
-from adt_core.commands.image_list import ImageList
-from adt_core.commands.progress import RunProgress
+from adt_core.app import generate as command
+from adt_core.app import progress
+from adt_core.app.progress import RunProgress
+from adt_core.run import batch_size, store, tars
+from adt_core.run.batch_size import default_batch_size
+from adt_core.run.images import read_settings
+from adt_core.run.jobs import Job, JobList, PromptEntry
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
@@ -30,7 +31,7 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt", "method": "adt-tree"}
-    usual |= {"dtype": "float64", "device": "cpu", "at_once": 2}
+    usual |= {"dtype": "float64", "device": "cpu", "batch_size": 2}
 
     def run(output, *flags, **given):
         code = cli.main([*words("generate", **usual | {"output": output} | given), *flags])
@@ -44,33 +45,44 @@ def interrupt(monkeypatch):
     """Return a function that lets a run be interrupted after `count` images: before or after the next is written."""
 
     def patch(count: int, where: str = "before"):
-        write = png_folder.write
+        write = store.write_in
         written = []
 
-        def interrupted(path, content):
+        def interrupted(folder, name, content):
             if where == "after":
-                write(path, content)
+                write(folder, name, content)
             if len(written) == count:
-                monkeypatch.setattr(png_folder, "write", write)
+                monkeypatch.setattr(store, "write_in", write)
                 raise KeyboardInterrupt
-            written.append(path)
+            written.append(name)
             if where == "before":
-                write(path, content)
+                write(folder, name, content)
 
-        monkeypatch.setattr(png_folder, "write", interrupted)
+        monkeypatch.setattr(store, "write_in", interrupted)
 
     return patch
 
 
-def contents(folder, pattern="*.png"):
-    """Return the content of each image, by name."""
+def contents(folder):
+    """Return the record without durations, and the pixels of each image, by name."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.png")):
+        record = read_settings(path)
+        record["figures"] = without_times(record["figures"])
+        with Image.open(path) as image:
+            found[path.name] = record, image.tobytes()
+    return found
+
+
+def file_bytes(folder, pattern="*.png"):
+    """Return the content of each file, by name."""
     return {path.name: path.read_bytes() for path in sorted(Path(folder).glob(pattern))}
 
 
 def without_times(value):
     """Return a report or a line without durations."""
     if isinstance(value, dict):
-        omitted = (*TIMES, "seconds", "drafting")
+        omitted = (*TIMES, "drafting", "target_share", "drafter_share", "drafter_forwards")  # depend on the batch
         return {name: without_times(entry) for name, entry in value.items() if name not in omitted}
     return [without_times(entry) for entry in value] if isinstance(value, list) else value
 
@@ -140,7 +152,7 @@ def test_images_of_other_settings_are_kept_unless_overwritten(generate, change, 
 def test_another_drafter_or_batch_size_continues(generate):
     Path("few.txt").write_text("\n".join(PROMPTS[:3]), encoding="utf-8")
     assert generate("a", prompts="few.txt")[0] == 0
-    code, out, _ = generate("a", method="eagle2", depth=2, at_once=3)
+    code, out, _ = generate("a", method="eagle2", depth=2, batch_size=3)
     assert code == 0 and "3 of 7 images were already there." in out
 
 
@@ -151,16 +163,16 @@ def test_foreign_files_are_not_replaced(generate, content):
         Image.new("RGB", (8, 8)).save("a/000003.png")
     else:
         Path("a/000003.png").write_bytes(content)
-    before = contents("a")
+    before = file_bytes("a")
     code, _, err = generate("a")
-    assert code == 1 and "000003.png' " in err and "--overwrite" in err and contents("a") == before
+    assert code == 1 and "000003.png' " in err and "--overwrite" in err and file_bytes("a") == before
     assert generate("a", "--overwrite")[0] == 0 and len(contents("a")) == len(PROMPTS)
 
 
 def test_a_cut_image_is_not_counted_as_present(generate):
     assert generate("a")[0] == 0
     before = contents("a")
-    Path("a/000002.png").write_bytes(before["000002.png"][:-20])
+    Path("a/000002.png").write_bytes(file_bytes("a")["000002.png"][:-20])
     code, _, err = generate("a")
     assert code == 1 and "000002.png' is damaged" in err
     assert generate("a", "--overwrite")[0] == 0 and contents("a") == before
@@ -197,7 +209,7 @@ def test_an_image_without_a_list_is_generated_again(tiny, tmp_path, monkeypatch,
     assert cli.main(words("generate", **usual)) == 0
     first = contents(".")
     assert cli.main(words("generate", **usual, seed=5)) == 0
-    assert contents(".") != first and [line["seed"] for line in read_lines("t.jsonl")] == [5]
+    assert contents(".") != first and [line["seed"] for line in read_lines("t.jsonl")] == [0, 5], "lines are appended"
 
 
 # ---- shards --------------------------------------------------------------------------------------------------------
@@ -206,22 +218,20 @@ def test_an_image_without_a_list_is_generated_again(tiny, tmp_path, monkeypatch,
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shards_have_all_images_once(count):
     prompts = [PromptEntry(str(number), "a cat") for number in range(7)]
-    found = [ImageList(prompts, Path("a"), 2, shard=(shard, count), resumes=True) for shard in range(1, count + 1)]
-    assert sorted(number for images in found for number in images.numbers) == list(range(1, 15))
-    assert {images.path(9) for images in found} == {Path("a", "000009.png")}
-    assert found[0].number("000009") == 9 and found[0].number("9") is found[0].number("000015") is None
-    assert found[0].entry(9) == prompts[4] and [found[0].index(number) for number in (1, 2, 9)] == [0, 1, 0]
+    found = [JobList(prompts, Recipe(), 2, shard=(shard, count)) for shard in range(1, count + 1)]
+    assert sorted(job.number for jobs in found for job in jobs) == list(range(1, 15))
+    assert {jobs.job(9) for jobs in found} == {Job(9, "a cat", 0, 8, "4", "a cat")}
 
 
 def test_the_union_of_shards_is_the_complete_list(generate):
-    assert generate("whole", **options("whole"), batch_size=2)[0] == 0
+    assert generate("whole", **options("whole"), num_images_per_prompt=2)[0] == 0
     for shard in ("3/3", "1/3", "2/3"):
-        code, out, _ = generate("parts", **options("parts"), batch_size=2, shard=shard)
+        code, out, _ = generate("parts", **options("parts"), num_images_per_prompt=2, shard=shard)
         assert code == 0 and "already there" not in out
     assert contents("parts") == contents("whole") and len(contents("parts")) == 14
     assert [line["image"] for line in read_lines("parts/t-2-of-3.jsonl")] == [2, 5, 8, 11, 14]
     assert len(json.loads(Path("parts/r-2-of-3.json").read_text(encoding="utf-8"))) > 10
-    code, out, _ = generate("parts", **options("parts"), batch_size=2)
+    code, out, _ = generate("parts", **options("parts"), num_images_per_prompt=2)
     assert code == 0 and "14 of 14 images were already there." in out and "have no lines" not in out
     one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
     for figure in ("images", "tokens", "tau", "verified_drafts"):
@@ -235,8 +245,8 @@ def test_invalid_shards(generate, shard):
 
 
 def test_a_shard_without_images_is_reported(generate):
-    code, _, err = generate("a", shard="8/9")
-    assert code == 2 and "--shard is 8/9, but there are only 7 images" in err
+    code, out, err = generate("a", shard="8/9")
+    assert code == 0 and "Shard 8 of 9 has no images" in out and "nothing to do" in out, err
 
 
 # ---- invalid prompts -----------------------------------------------------------------------------------------------
@@ -271,7 +281,7 @@ def test_a_list_without_valid_prompts_is_an_error(generate):
 
 
 def test_many_invalid_prompts_are_counted(generate, monkeypatch):
-    monkeypatch.setattr(generation, "MAX_LISTED", 2)
+    monkeypatch.setattr(command, "MAX_LISTED", 2)
     Path("list.txt").write_text("a cat\n" + ("long " * 100 + "\n") * 5, encoding="utf-8")
     code, out, _ = generate("a")
     assert code == 0 and out.count("left out: Prompt too long") == 2 and "3 more prompts were left out." in out
@@ -284,16 +294,22 @@ def samples(folder):
     """Return all samples of the tars in the index, read by WebDataset."""
     wds = pytest.importorskip("webdataset")
     index = json.loads(Path(folder, "index.json").read_text(encoding="utf-8"))
-    tars = [str(Path(folder, shard["url"])) for shard in index["shardlist"]]
-    found = list(wds.WebDataset(tars, shardshuffle=False).decode())
+    paths = [str(Path(folder, shard["url"])) for shard in index["shardlist"]]
+    found = list(wds.WebDataset(paths, shardshuffle=False).decode())
     assert len(found) == sum(shard["nsamples"] for shard in index["shardlist"])
     return {sample["__key__"]: sample for sample in found}
+
+
+def packed(folder):
+    """Return the tokens of each sample, and the names of all files of a folder."""
+    found = {key: (sample["json"]["prompt"], sample["tokens.npy"].tolist()) for key, sample in samples(folder).items()}
+    return found, sorted(path.name for path in Path(folder).iterdir())
 
 
 @pytest.fixture
 def small_tars(monkeypatch):
     """Reduce the size of a tar to three images."""
-    monkeypatch.setattr(webdataset, "TAR_SIZE", 3)
+    monkeypatch.setattr(tars, "TAR_SIZE", 3)
 
 
 def test_a_list_is_written_as_tars(generate, small_tars):
@@ -309,11 +325,11 @@ def test_a_list_is_written_as_tars(generate, small_tars):
         assert sample["json"]["prompt"] == prompt and sample["json"]["id"] == str(number)
         assert sample["tokens.npy"].tolist() == grids[number]
     with tarfile.open("tars/00001.tar") as tar, Image.open("pngs/000004.png") as image:
-        content = tar.extractfile("000004.png").read()
-        assert content == Path("pngs/000004.png").read_bytes() and image.size == (32, 32)
-    before = contents("tars", "*")
+        with Image.open(tar.extractfile("000004.png")) as packed_image:
+            assert packed_image.tobytes() == image.tobytes() and image.size == (32, 32)
+    before = file_bytes("tars", "*")
     code, out, _ = generate("tars", format="webdataset")
-    assert code == 0 and "7 of 7 images were already there." in out and contents("tars", "*") == before
+    assert code == 0 and "7 of 7 images were already there." in out and file_bytes("tars", "*") == before
 
 
 @pytest.mark.parametrize("moment", ["png", "tar", "renamed", "deleted"])
@@ -324,17 +340,17 @@ def test_a_tar_is_complete_or_absent(generate, interrupt, small_tars, monkeypatc
         if moment == "png":
             interrupt(4)
         elif moment == "tar":
-            patch.setattr(webdataset, "read_settings", stopping(webdataset.read_settings, 2))
+            patch.setattr(tars, "read_settings", stopping(tars.read_settings, 2))
         elif moment == "renamed":
-            patch.setattr(webdataset, "write_json", stopping(webdataset.write_json, 1))
+            patch.setattr(tars, "write_in", stopping(tars.write_in, 1))
         else:
-            patch.setattr(webdataset.TarFolder, "_delete", stopping(webdataset.TarFolder._delete, 2))
+            patch.setattr(tars.TarStore, "_delete", stopping(tars.TarStore._delete, 2))
         assert generate("tars", format="webdataset")[0] == 130
     for path in Path("tars").glob("*.tar"):
         with tarfile.open(path) as tar:
             assert len(tar.getnames()) == 9
     assert generate("tars", format="webdataset")[0] == 0
-    assert contents("tars", "*") == contents("whole", "*")
+    assert packed("tars") == packed("whole")
 
 
 def stopping(function, count):
@@ -362,20 +378,21 @@ def test_shards_and_longer_lists_add_tars(generate, small_tars):
 
 def test_tars_of_other_settings_are_kept_unless_overwritten(generate, small_tars):
     assert generate("tars", format="webdataset")[0] == 0
-    before = contents("tars", "*.tar")
+    before = file_bytes("tars", "*.tar")
+    whole = packed("tars")
     code, _, err = generate("tars", format="webdataset", seed=3)
     assert code == 1 and "00000.tar' has an image that was made with seed 0" in err
     Path("tars/00000.tar").write_bytes(before["00000.tar"][:2000])
     code, _, err = generate("tars", format="webdataset")
     assert code == 1 and "00000.tar' is damaged" in err
     assert generate("tars", "--overwrite", format="webdataset")[0] == 0
-    assert contents("tars", "*.tar") == before
+    assert packed("tars") == whole
 
 
 def test_tars_need_the_library_and_a_folder(generate, monkeypatch):
     code, _, err = generate("a.png", format="webdataset")
-    assert code == 2 and "--format webdataset needs a list of prompts, and a folder as --output" in err
-    monkeypatch.setattr(webdataset.importlib.util, "find_spec", lambda name: None)
+    assert code == 2 and "--output: 'a.png' is the name of an image; name a folder" in err
+    monkeypatch.setattr(tars.importlib.util, "find_spec", lambda name: None)
     code, _, err = generate("a", format="webdataset")
     assert code == 2 and "-m pip install webdataset" in err
 
@@ -399,13 +416,13 @@ def test_a_list_is_decoded_in_batches_by_default(generate, monkeypatch):
     sizes = []
     decoding = Pipeline.decoding
 
-    def recorded(pipeline, prompts, indices=None, at_once=None):
-        sizes.extend([at_once] if at_once else [])
-        return decoding(pipeline, prompts, indices, at_once)
+    def recorded(pipeline, prompts, indices=None, batch_size=None, *more, **options):
+        sizes.extend([batch_size] if batch_size else [])
+        return decoding(pipeline, prompts, indices, batch_size, *more, **options)
 
     monkeypatch.setattr(Pipeline, "decoding", recorded)
-    assert generate("a", at_once=None)[0] == 0
-    assert sizes == [8]
+    assert generate("a", batch_size=None)[0] == 0
+    assert sizes == [7], "at most 8 images on a CPU, and the list has 7"
     assert generate("b")[0] == 0
     assert contents("a") == contents("b"), "the batch size must not change files or their order"
 
@@ -429,6 +446,5 @@ def test_progress_in_a_log_file(monkeypatch, capsys):
 
 def test_a_list_of_one_prompt_is_resumed(generate):
     Path("list.txt").write_text("a cat", encoding="utf-8")
-    for output, name in (("a.png", "a.png"), ("a", "a/000001.png")):
-        assert generate(output)[0] == 0 and Path(name).exists()
-        assert "1 of 1 images were already there." in generate(output)[1]
+    assert generate("a")[0] == 0 and Path("a/000001.png").exists()
+    assert "1 of 1 images were already there." in generate("a")[1]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.app.images import check_outputs
 from adt_core.app.prompts import parse_lines, select
 from adt_core.errors import AdtError
 from adt_core.files import path_key
+from adt_core.run.images import check_outputs
 
 NAMES = "é", unicodedata.normalize("NFD", "é"), "É", unicodedata.normalize("NFD", "É")
 """Spellings of one name: with one or two characters, in lower and upper case."""

@@ -16,11 +16,8 @@ import torch
 from adt_tree_pack.nodes import contact_sheet
 from PIL import EpsImagePlugin, Image
 
-from adt_core import Drafting, Pipeline, Recipe, Sampling, cache_folder, cli
-from adt_core.app.batch_folder import BatchFolder, batch_folder
-from adt_core.app.checkpoints import checkpoint_files
+from adt_core import cache_folder, cli
 from adt_core.app.continuation import open_rgb
-from adt_core.app.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
 from adt_core.engine.device import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
@@ -30,6 +27,8 @@ from adt_core.lab.training.dataset import TrainingImages, find_captioned
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.save import write_checkpoint
 from adt_core.policies.cost_model import CostModel
+from adt_core.run.checkpoints import checkpoint_files
+from adt_core.run.images import FORMATS, MAX_IMAGE_MIB, named_folder, read_pixels, read_settings
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -137,40 +136,12 @@ def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
         inside(pack_folder, "key")
 
 
-@pytest.fixture
-def batch(models, pack_folder):
-    target, _ = models
-    return BatchFolder(Pipeline(target, Recipe(Sampling(seed=3), Drafting("no-drafting"))), pack_folder)
-
-
-def generate(batch: BatchFolder, prompt: str):
-    decoding = batch.pipeline.decoding([prompt])
-    decoding.run()
-    return batch.save(decoding, 0, prompt)
-
-
-@pytest.mark.parametrize("dangling", [False, True])
-def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, dangling):
-    """The end of a file name identifies the image, so the name of the link may begin with any text."""
-    name = batch.path("a cat").name
-    if dangling:
-        secret.unlink()
-    for link in (name, "x-" + name):
-        (pack_folder / link).symlink_to(secret)
-    batch = BatchFolder(batch.pipeline, pack_folder)
-    assert batch.find("a cat") is None
-    made = generate(batch, "a cat")
-    assert made.path == pack_folder / name and not made.path.is_symlink() and is_regular(made.path)
-    assert not secret.exists() if dangling else secret.read_bytes() == SECRET
-    assert BatchFolder(batch.pipeline, pack_folder).find("a cat").path == made.path
-
-
 @pytest.mark.parametrize("name", ["", "cats"])
-def test_the_folder_of_a_batch_must_not_be_a_link(batch, pack_folder, secret, name):
-    folder = batch_folder(pack_folder, batch.pipeline, name)
+def test_the_folder_of_a_list_must_not_be_a_link(pack_folder, secret, name):
+    folder = named_folder(pack_folder, "key", name, "model")
     folder.symlink_to(secret.parent)
     with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
-        batch_folder(pack_folder, batch.pipeline, name)
+        named_folder(pack_folder, "key", name, "model")
 
 
 def test_costs_are_not_written_to_a_link_or_read_from_a_pipe(pack_folder, secret, monkeypatch):

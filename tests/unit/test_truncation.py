@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from adt_core import Pipeline
-from adt_core.app.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
 from adt_core.errors import AdtError, PromptTooLongError
+from adt_core.run.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
 
 LONG = "a red house behind a blue lake, " * 60
 

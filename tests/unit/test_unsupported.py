@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from adt_core import load_target
-from adt_core.app.checkpoints import default_drafter
 from adt_core.errors import command
 from adt_core.models.load import published
 from adt_core.models.reading.paths import home_of, name_of
+from adt_core.run.checkpoints import default_drafter
 from tests.layouts.edits import edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus

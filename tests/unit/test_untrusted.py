@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.app.images import to_png
 from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
@@ -16,6 +15,7 @@ from adt_core.models.reading import checkpoint as files
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.fields import read_json
 from adt_core.models.reading.layout import decoder_config
+from adt_core.run.images import to_png
 from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face
 from tests.tiny import write_tiny_checkpoint

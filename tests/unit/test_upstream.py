@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
-from adt_core.app import png_settings
-from adt_core.app.batch_folder import settings_key
-from adt_core.app.images import read_settings
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
+from adt_core.run import png_settings
+from adt_core.run.identity import settings_key
+from adt_core.run.images import read_settings
 from tests.command import read_lines
 from tests.drafted import new_decoding, run
 
@@ -123,11 +123,11 @@ PROMPTS = ("a cat",) * 4
 INDICES = [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("at_once", [None, 3, 1])
-def test_images_do_not_depend_on_the_batch_size(models, at_once):
+@pytest.mark.parametrize("batch_size", [None, 3, 1])
+def test_images_do_not_depend_on_the_batch_size(models, batch_size):
     target, drafter = models
     whole = run(target, None, PROMPTS, sampling=UPSTREAM, image_indices=INDICES).codes
-    how = {"drafting": Drafting("adt-tree"), "image_indices": INDICES, "at_once": at_once}
+    how = {"drafting": Drafting("adt-tree"), "image_indices": INDICES, "batch_size": batch_size}
     assert torch.equal(run(target, drafter, PROMPTS, sampling=UPSTREAM, **how).codes, whole)
     assert len({tuple(codes) for codes in whole.tolist()}) == 4
     alone = replace(UPSTREAM, noise_batch=4)
@@ -185,7 +185,7 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 def test_images_of_a_batch_are_reproduced(generate):
     options = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
-    assert generate(*options, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
+    assert generate(*options, "--num-images-per-prompt", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
     assert generate(*options, "--output", "single.png")[0] == 0
     saved = read_settings(Path("x-0003.png"))
     assert [saved[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == [
@@ -217,7 +217,7 @@ def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     pipeline = Pipeline(models[0], Recipe(Sampling(SEED)))
     changed = replace(pipeline, recipe=Recipe(UPSTREAM))
     keys = [settings_key(pipeline), settings_key(changed)]
-    monkeypatch.setattr("adt_core.app.batch_folder.noise_device", lambda device: "another")
+    monkeypatch.setattr("adt_core.run.identity.noise_device", lambda device: "another")
     keys.append(settings_key(changed))
     assert len(set(keys)) == 3 and settings_key(pipeline) == keys[0]
 

@@ -83,7 +83,7 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
         return set(comfy.base.glob("output/adt_tree_batches/*"))
 
     before = folders()
-    sampler = batch.set("ADTTreeBatchSampler", seed=seed, batch_size=4).id("ADTTreeBatchSampler")
+    sampler = batch.set("ADTTreeBatchSampler", seed=seed, seed_mode="same", batch_size=4).id("ADTTreeBatchSampler")
     length = cancel_batch(comfy, batch.prompt, sampler)[0] // COUNT
     (folder,) = folders() - before
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
@@ -155,9 +155,7 @@ def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) 
     assert all(
         float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
     )
-    assert all(line["file"].startswith(f"{n:02}-{line['id']}-") for n, line in enumerate(table, start=1)), (
-        "number and id"
-    )
+    assert [line["file"] for line in table] == [f"{number:06}.png" for number in range(1, COUNT + 1)]
     return table
 
 
@@ -187,7 +185,7 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
 
 @pytest.mark.small_models
 def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
-    """Run two lists with the same settings. Both use one folder, which the user has named, but separate reports."""
+    """Run two lists with the same settings and the same name. Each has its own folder and report."""
     name = uuid.uuid4().hex[:8]
     long = "a red house " * 500
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", invalid_prompts="truncate", batch_size=3)
@@ -196,25 +194,25 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     shown_text = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
     assert "blank" not in shown_text, "a blank line is no prompt"
     assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in shown_text
-    (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
+    (folder,) = folders = set(comfy.base.glob(f"output/adt_tree_batches/My-{name}-*"))
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
     assert cut["caption"] == long.strip() and long.startswith(cut["prompt"])
     assert cut["note"].startswith("truncated to its fir")
-    for name in (fox["file"], "report.png"):
-        with Image.open(folder / name) as one:
+    for file in (fox["file"], "report.png"):
+        with Image.open(folder / file) as one:
             assert json.loads(one.info["workflow"]) == {"id": "w", "extra": {"adt_tree_maps": {}, "x": 1}}
     first = {path: path.read_bytes() for path in folder.iterdir()}
 
     batch.set("ADTTreeBatchSampler", invalid_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
     shown_text = text_under_nodes(comfy, batch)
     assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in shown_text
-    assert "because 'report' is the report of another list." in shown_text
     assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
-    with (folder / "report-2.csv").open(newline="", encoding="utf-8-sig") as file:
+    (other,) = set(comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")) - folders
+    with (other / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["1", "3", "2"] and rows["2"]["file"] == "" and rows["2"]["note"].startswith("left out: ")
-    assert rows["1"]["file"] == fox["file"] and rows["3"]["file"].startswith("3-a-cow-")
+    assert [rows[number]["file"] for number in "13"] == ["000001.png", "000003.png"]
 
 
 @pytest.mark.small_models

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
-from ...app.pipeline import Pipeline
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
 from ...errors import AdtError, Check
@@ -25,6 +24,7 @@ from ...files import foreign_text, is_regular, list_visible, opened, read_text, 
 from ...models.target import Target
 from ...policies import PLAIN, Drafting
 from ...recipe import Recipe
+from ...run.pipeline import Pipeline
 from ...settings import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -26,10 +26,6 @@ import torch
 from torch import Tensor
 
 from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, given_paths
-from ...app.checkpoints import model_files
-from ...app.defaults import choose_device, complete
-from ...app.images import check_outputs
-from ...app.pipeline import Pipeline
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
@@ -42,6 +38,10 @@ from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
 from ...recipe import Recipe
+from ...run.checkpoints import model_files
+from ...run.images import check_outputs
+from ...run.pipeline import Pipeline
+from ...run.resolve import Hardware, choose_device, resolve_recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
@@ -144,7 +144,7 @@ def plan(
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = complete({**given, "method": PLAIN}, device)
+    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(device))
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(result)
@@ -249,7 +249,7 @@ def run(plan: TrainingPlan) -> str:
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
     """
-    target = Pipeline.of(plan.recipe, plan.device.type).target
+    target = Pipeline.of(plan.recipe, plan.device).target
     other = _load_network("compare", plan.files.compare, target)
     with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)

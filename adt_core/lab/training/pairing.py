@@ -13,6 +13,7 @@ saves the pairing with the highest count.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ...app.args import CheckDrafterArgs, given_paths
-from ...app.defaults import choose_device, complete
-from ...app.images import check_outputs
-from ...app.pipeline import Pipeline
 from ...app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
-from ...drafters import JACOBI, is_network
+from ...drafters import is_network
 from ...drafters.eagle import EagleDrafter, Pairing
 from ...drafters.eagle_files import PAIRING_FILE, load_eagle
 from ...errors import AdtError
@@ -33,6 +31,10 @@ from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
 from ...recipe import Recipe
+from ...run.checkpoints import default_drafter
+from ...run.images import check_outputs
+from ...run.pipeline import Pipeline
+from ...run.resolve import Hardware, choose_device, resolve_recipe
 from ...settings import BUNDLED, Sampling
 from .dataset import plain_decoding
 from .unroll import CHILDREN, acceptance, read
@@ -64,8 +66,8 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     Raises:
         AdtError: If an argument is invalid, or the drafter is not a network.
     """
-    recipe = complete({**given, "method": PLAIN}, device)
-    drafter = recipe.drafter or JACOBI
+    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(device))
+    drafter = recipe.drafter or default_drafter(recipe.loading.model)
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
     prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
@@ -73,7 +75,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     place = resolve(drafter, "drafter")
     file = None if drafter == BUNDLED else (place if place.is_dir() else place.parent) / PAIRING_FILE
     check_outputs([("drafter", file)] if file else [], given_paths(args, "prompts"))
-    return PairingPlan(recipe, prompts, choose_device(device), file)
+    return PairingPlan(replace(recipe, drafter=drafter), prompts, choose_device(device), file)
 
 
 def run(plan: PairingPlan) -> str:
@@ -87,7 +89,7 @@ def run(plan: PairingPlan) -> str:
     """
     recipe = plan.recipe
     file = plan.file
-    target = Pipeline.of(recipe, plan.device.type).target
+    target = Pipeline.of(recipe, plan.device).target
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
     drafter = load_eagle(recipe.drafter or BUNDLED, target)
     shares = measure(target, drafter, prompts, recipe.sampling)

@@ -28,7 +28,7 @@ def chosen(pack, monkeypatch):
             "get_total_memory": memory,
         }.items():
             monkeypatch.setattr(loaders.mm, name, lambda *_, value=value: value)
-        return loaders.auto_dtype(path, weights), shown
+        return loaders._dtype(f"{weights} weights" if weights else "auto", path), shown
 
     return choose
 
@@ -43,8 +43,7 @@ def test_chosen_dtype_depends_on_the_gpu(chosen, gpu):
     )
 
 
-def test_quantised_weights_compute_in_float16_on_gpus_without_bfloat16(chosen):
-    """The kernel of int4 and the fast product of int8 need activations in half precision."""
+def test_int8_weights_compute_in_half_precision(chosen):
     assert chosen(False, 1e5, weights="int8") == (torch.float16, [])
     assert chosen(True, 1e5, weights="int8") == (torch.bfloat16, [])
 

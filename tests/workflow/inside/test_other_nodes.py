@@ -216,19 +216,17 @@ def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small
     assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
 
 
-def test_duplicates_in_a_list_are_logged(pack, small, caplog):
-    """Entries with the same prompt and seed must share one image and one file."""
-    inputs = {"model": [small.model], "seed": [21], "folder": ["duplicates"]}
-    images, *_ = pack.run("ADTTreeBatchSampler", prompts=["a cat", "a boat", "a cat"], **inputs)
-    assert "1 duplicate (same prompt and seed), generated once." in last_message(caplog)
-    assert len(images) == 3 and torch.equal(images[0], images[2])
-    (folder,) = pack.base.glob("output/adt_tree_batches/duplicates-*")
-    assert len([*folder.glob("*.png")]) == 2
-    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, **inputs)
-    assert "2 duplicates (same prompt and seed), generated once." in last_message(caplog)
-    caplog.clear()
-    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_mode=["increment"], **inputs)
-    assert not any("duplicate" in message for message in caplog.messages)
+def test_noise_of_equal_prompts(pack, small):
+    """Equal prompts of a list differ, unless the user wants the same noise. Each list has a folder of its own."""
+    inputs = {"model": [small.model], "seed": [21], "folder": ["equal"], "prompts": ["a cat", "a boat", "a cat"]}
+    own, *_ = pack.run("ADTTreeBatchSampler", **inputs)
+    same, *_ = pack.run("ADTTreeBatchSampler", **inputs, seed_mode=["same"])
+    assert not torch.equal(own[0], own[2]) and torch.equal(same[0], same[2]) and torch.equal(own[0], same[0])
+    stepped, *_ = pack.run("ADTTreeBatchSampler", **inputs, seed_mode=["increment"])
+    second, *_ = pack.run("ADTTreeBatchSampler", **inputs | {"prompts": ["a cat"], "seed": [23]})
+    assert torch.equal(stepped[2], second[0])
+    folders = [*pack.base.glob("output/adt_tree_batches/equal-*")]
+    assert sorted(len([*folder.glob("*.png")]) for folder in folders) == [1, 3, 3, 3]
 
 
 def last_message(caplog) -> str:

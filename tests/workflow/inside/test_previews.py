@@ -17,7 +17,7 @@ def clock(pack, monkeypatch):
     """Clock of previews. It advances by `round` seconds per round, and by `codec` seconds per decoded image."""
     clock = SimpleNamespace(now=0.0, round=1.0, codec=0.0, passes=0)
     clock.monotonic = lambda: clock.now
-    core = pack.package(".adt_core.app.previews")
+    core = pack.package(".adt_core.run.previews")
     monkeypatch.setattr(pack.package(".nodes.comfy_runtime"), "time", clock)
     schedule = core.PreviewSchedule
     monkeypatch.setattr(pack.package(".nodes.comfy_runtime"), "PreviewSchedule", lambda: schedule(lambda: clock.now))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import os
+import re
 import struct
 import zlib
 from collections import Counter
@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError, UnknownFormatError, shown
-from ..files import is_device, opened, parse_json, path_key, to_json
+from ..files import inside, is_device, opened, parse_json, path_key, to_json
 from ..version import FORMAT, VERSION
 
 KEY = "adt_tree"
@@ -30,6 +30,8 @@ PARAMETERS = "parameters"
 """Keyword of the text chunk with prompt and settings in the text format that other image generators use."""
 LONGEST_NAME = 255
 """Maximum length of a file name in bytes on all common file systems."""
+LONGEST_PART = 40
+"""Maximum number of characters that a file name contains of a prompt, an id or another name."""
 _DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_DATA_ERRORS)
 """Exceptions that Pillow raises for files that are not valid images, or are too large to decode."""
@@ -250,11 +252,6 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
         return None
 
 
-def digest(content: object) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of a value."""
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-
-
 def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:
     """Check that all output files can be written, and that no output replaces an input or another output.
 
@@ -312,3 +309,25 @@ def check_writable(path: Path, option: str) -> None:
             f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder with write access; "
             "choose another."
         )
+
+
+def file_name_part(id: str) -> str:
+    """Return an id for use in a file name.
+
+    The result contains only letters, digits, underscores, hyphens and dots, and has at most `LONGEST_PART` bytes. It
+    may be "".
+    """
+    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:LONGEST_PART].decode("utf-8", "ignore").strip(".-")
+
+
+def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
+    """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
+
+    Args:
+        name: NAME that the user has chosen, or "".
+        usual: NAME to use if `name` is "".
+
+    Raises:
+        AdtError: If the path contains a link.
+    """
+    return inside(root, "-".join(filter(None, (file_name_part(name or usual), unique))))

@@ -1,4 +1,4 @@
-"""Statistics of single images, and their sums.
+"""Statistics of single images, such as seconds and tau, their sums, and the validation of statistics from files.
 
 In a batch, images share the rounds. The time and the forward passes of a round are divided equally among its images, so
 that the sums over all images are those of the batch.
@@ -7,12 +7,23 @@ that the sums over all images are those of the batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
 
-from ..app.run_stats import are_run_stats
 from ..trace import Trace
+from ..untrusted import number, record
 
+LARGEST = 10**12
+"""Upper bound of all statistics. It keeps sums of statistics finite."""
+SHARES = "substitution_rate", "agreement"
+"""Names of statistics whose values are between 0 and 1."""
+SHORTEST = 1e-9
+"""Lower bound of durations in seconds. It is above 0, because a speed is computed by dividing by a duration."""
+
+FIGURE = number(0, LARGEST)
+SHARE = number(0, 1)
+SECONDS = number(SHORTEST, LARGEST)
+_KINDS = {**dict.fromkeys(SHARES, SHARE), "seconds": SECONDS}
 _SUMS = ("seconds", "tokens", "drafting_seconds", "prefill_seconds", "verified_drafts", "target_share", "drafter_share")
 """Statistics of an image whose sums are statistics of the run.
 
@@ -21,6 +32,20 @@ _MEANS = ("tau", "mean_depth", "mean_drafts")
 """Statistics of an image that are means over its target forwards."""
 IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitution_rate")
 """Statistics of an image."""
+
+
+def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
+    """Return whether a value is a dictionary that contains a valid value for every required statistic.
+
+    Args:
+        names: Names of the required statistics, such as "seconds".
+    """
+    return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)
+
+
+def are_image_stats(value: object) -> TypeGuard[dict]:
+    """Return whether a value is a dictionary with valid `IMAGE_STATS`. An image that was kept completely took 0 s."""
+    return record({name: SHARE if name in SHARES else FIGURE for name in IMAGE_STATS}).fits(value)
 
 
 def image_stats(trace: Trace, image: int) -> dict[str, float]:
@@ -45,7 +70,7 @@ class Totals:
         Args:
             stats: Result of `image_stats`. Other entries are ignored.
         """
-        if not are_run_stats(stats, IMAGE_STATS):
+        if not are_image_stats(stats):
             return
         self.images += 1
         forwards = stats["target_forwards"]

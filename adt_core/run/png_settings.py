@@ -13,10 +13,9 @@ from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
 from ..recipe import BUNDLED, Recipe
 from ..rules.upstream import noise_device
-from ..settings import UPSTREAM
-from .args import InputArgs
-from .defaults import choose_device
+from ..settings import UPSTREAM, Option
 from .images import read_settings
+from .resolve import choose_device
 
 PATHS = "model", "drafter"
 """Settings whose values are paths."""
@@ -33,7 +32,7 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         AdtError: If the image cannot be reproduced from the settings.
     """
     saved = read_settings(path)
-    options = {"prompt": InputArgs.options()["prompt"], **Recipe.options()}
+    options = {"prompt": Option(None, "Prompt.", str), **Recipe.options()}
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
         value = values.get(name)

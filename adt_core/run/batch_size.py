@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from ..app.pipeline import Pipeline
 from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, free_bytes, required_bytes
 from ..errors import AdtError
+from .runner import Runner
 
 CPU_BATCH_SIZE = 8
 """Largest default on a CPU. docs/performance.md has the measured images per minute."""
@@ -16,7 +16,7 @@ GPU_BATCH_SIZE = 32
 """Largest default on a GPU."""
 
 
-def default_batch_size(pipeline: Pipeline, prompts: Sequence[str], processes: int = 1) -> int:
+def default_batch_size(pipeline: Runner, prompts: Sequence[str], processes: int = 1) -> int:
     """Return the largest power of two that fits into the free memory, up to the largest default of the device.
 
     Args:
@@ -36,7 +36,7 @@ def default_batch_size(pipeline: Pipeline, prompts: Sequence[str], processes: in
     return size
 
 
-def _longest(pipeline: Pipeline, prompts: Sequence[str]) -> str | None:
+def _longest(pipeline: Runner, prompts: Sequence[str]) -> str | None:
     """Return the longest of the first prompts that the model can read, or None."""
     for prompt in sorted(prompts[:1000], key=len, reverse=True):
         try:

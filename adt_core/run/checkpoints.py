@@ -14,6 +14,19 @@ from ..models.load import FAMILIES, find_published
 from ..models.reading.paths import home_of, name_of, resolve
 from ..settings import BUNDLED
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of this pack."""
+
+
+def default_folder() -> Path:
+    """Return the folder of models.
+
+    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise the result is the
+    relative path "models/ar_image".
+    """
+    base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
+    return base / "models" / "ar_image"
+
 
 def is_target_config(config: dict) -> bool:
     """Return whether a `config.json` is the configuration of a target.

@@ -1,0 +1,203 @@
+"""Worker of the command ``generate``: it loads the models of a plan and decodes parts of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ..policies import PLAIN, Drafting
+from ..recipe import Recipe
+from ..run.batch_size import default_batch_size
+from ..run.identity import SETTINGS_KEY
+from ..run.jobs import Job, JobList, fit
+from ..run.pipeline import Pipeline, with_sources
+from ..run.resolve import Hardware, resolve_recipe
+from ..run.runner import Finished
+from ..run.store import Identity
+from ..run.truncation import RAISE
+from ..trace import Trace
+from . import continuation
+from .args import GenerateArgs
+from .training_domain import domain_warning
+
+MAX_CHECKED = 1000
+"""Maximum number of prompts that are compared with the model's training data before the first image."""
+
+
+@dataclass(frozen=True)
+class GeneratePlan:
+    """Checked arguments of ``generate``, before a model is loaded.
+
+    Attributes:
+        args: Arguments as given.
+        given: Values of the recipe's options, by option name.
+        recipe: Recipe that `given` has on this machine. Workers on other machines resolve `given` again.
+        jobs: Images of the run.
+        is_list: Whether the prompts are from a file. Only the images of a list are resumed.
+        note: Remark for the user on blank prompts, or "".
+    """
+
+    args: GenerateArgs
+    given: Mapping[str, Any]
+    recipe: Recipe
+    jobs: JobList
+    is_list: bool
+    note: str = ""
+
+
+class GenerateFacts(NamedTuple):
+    """Facts that are known after the models are loaded.
+
+    Attributes:
+        tokens_per_image: Number of tokens that all methods together decode for an image.
+        batch_size: Number of images to decode at the same time.
+        identity: Properties by which existing images are recognised.
+        settings: Settings for the report.
+        notes: Remarks for the user.
+    """
+
+    tokens_per_image: int
+    batch_size: int
+    identity: Identity
+    settings: dict[str, Any]
+    notes: list[str]
+
+
+class FinishedImage(NamedTuple):
+    """A finished image.
+
+    Attributes:
+        job: Job of the image.
+        png: Content of its PNG.
+        record: Settings, tokens and statistics of the image; with ``compare``, its statistics also have "plain" (those
+            of plain decoding) and "identical".
+        trace: Report, rounds and acceptance map; {} unless the user wants traces.
+    """
+
+    job: Job
+    png: bytes
+    record: Mapping[str, Any]
+    trace: dict[str, Any]
+
+
+class GenerateStep(NamedTuple):
+    """Item that a worker yields.
+
+    Attributes:
+        tokens: Number of tokens that were decoded.
+        images: Finished images.
+        left_out: Jobs that are not decoded, with the reason.
+    """
+
+    tokens: int = 0
+    images: Sequence[FinishedImage] = ()
+    left_out: dict[Job, str] = {}
+
+
+class GenerateWorker:
+    """Worker that loads the models of a plan and decodes images.
+
+    Attributes:
+        facts: Facts about the loaded models.
+
+    Raises:
+        AdtError: If a file or a prompt does not fit the model.
+    """
+
+    def __init__(self, plan: GeneratePlan):
+        self._plan = plan
+        args = plan.args
+        hardware = Hardware.of(args.device)
+        loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
+        sources = continuation.source_codes(args.image_to_image, loaded.target) or loaded.recipe.sources
+        target = with_sources(loaded.target, sources)
+        kept = continuation.prefix_codes(args.image_to_image, target) or loaded.recipe.kept
+        recipe = replace(loaded.recipe, kept=kept, sources=sources)
+        self._pipeline = replace(loaded, target=target, recipe=recipe)
+        self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))
+        self._turns = 0
+        # The prompts of a long list are checked when they are decoded, so that the first image starts soon.
+        self._mode = args.inputs.invalid_prompts if plan.is_list else RAISE
+        prompts = [job.prompt for job in plan.jobs]
+        notes = [
+            *self._pipeline.check(prompts if self._mode == RAISE else []),
+            domain_warning(target, prompts[:MAX_CHECKED]),
+            target.codec.note,
+        ]
+        self.facts = self._facts(prompts, list(dict.fromkeys(notes)))
+
+    def _facts(self, prompts: Sequence[str], notes: list[str]) -> GenerateFacts:
+        pipeline = self._pipeline
+        target = pipeline.target
+        args = self._plan.args
+        kept = target.tokens(torch.tensor([pipeline.recipe.kept], dtype=torch.long)).shape[1]
+        methods = 2 if args.files.compare else 1
+        if args.batch.batch_size is not None or not self._plan.is_list:
+            batch_size = args.batch.batch_size or args.batch.num_images_per_prompt
+        else:
+            batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
+        settings = pipeline.decoding(["x"]).request.settings()
+        return GenerateFacts(methods * (target.length - kept), batch_size, Identity.of(pipeline), settings, notes)
+
+    def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
+        """Decode images with the chosen method and, with ``compare``, by plain decoding.
+
+        Args:
+            numbers: Numbers of the images.
+
+        Yields:
+            The outcome of each round. With ``compare``, the images come last.
+        """
+        jobs, left_out = fit(map(self._plan.jobs.job, numbers), self._pipeline.check_prompt, self._mode)
+        if left_out:
+            yield GenerateStep(left_out=left_out)
+        if jobs and self._plan.args.files.compare:
+            yield from self._compared(jobs)
+        elif jobs:
+            for tokens, finished in self._decoded(jobs, self._pipeline):
+                yield GenerateStep(tokens, [self._image(image) for image in finished])
+
+    def _decoded(self, jobs: Sequence[Job], pipeline: Pipeline) -> Iterator[tuple[int, Sequence[Finished]]]:
+        """Decode images by one method. Yield the number of new tokens and the finished images of each round."""
+        done = None
+        with closing(pipeline.run(jobs, self.facts.batch_size)) as running:
+            for progress in running:
+                yield progress.done - (progress.done if done is None else done), progress.finished
+                done = progress.done
+
+    def _compared(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
+        pipelines = [self._pipeline, self._plain]
+        if not self._turns:
+            for pipeline in pipelines:
+                pipeline.decoding([job.text for job in jobs], batch_size=self.facts.batch_size).warm_up()
+        self._turns += 1
+        images: dict[str, dict[Job, Finished]] = {}
+        # The order of the methods alternates, so that changes of the machine's load affect both methods.
+        for pipeline in pipelines[:: 1 if self._turns % 2 else -1]:
+            mine = images[pipeline.recipe.drafting.method] = {}
+            for tokens, finished in self._decoded(jobs, pipeline):
+                mine |= {image.job: image for image in finished}
+                yield GenerateStep(tokens)
+        yield GenerateStep(
+            images=[self._image(images[self._pipeline.recipe.drafting.method][job], images[PLAIN][job]) for job in jobs]
+        )
+
+    def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
+        """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""
+        more: dict[str, Any] = {SETTINGS_KEY: self.facts.identity.key}
+        if plain is not None:
+            compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
+            more["figures"] = {**finished.figures, **compared}
+        result = finished.result(**more)
+        trace = _trace(result.trace) if self._plan.args.files.trace else {}
+        return FinishedImage(finished.job, result.png, result.record, trace)
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    """Return the trace of an image. Its rounds are numbered from 0, whatever images were decoded before it."""
+    rounds = [replace(round, index=index) for index, round in enumerate(trace.rounds)]
+    return replace(trace, rounds=rounds).to_json()

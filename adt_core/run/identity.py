@@ -1,0 +1,91 @@
+"""Digest of everything that determines the images of a pipeline, apart from their prompts and noise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .. import cache_folder
+from ..rules.upstream import noise_device
+from ..settings import UPSTREAM
+from ..version import FORMAT
+from .checkpoints import model_files
+from .runner import Runner
+
+SETTINGS_KEY = "settings_key"
+"""Name of the digest in records and lines."""
+DIGEST_BYTES = 16
+"""Length of a digest. With 128 bits, nobody can find two contents with the same digest."""
+CACHED_BYTES = 2**28
+"""Smallest size of weights whose digest is stored in the cache folder. Smaller weights take less than a second."""
+
+
+def digest(content: object) -> str:
+    """Return the digest of a JSON value, 32 hexadecimal digits."""
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def settings_key(pipeline: Runner) -> str:
+    """Return a digest of everything that determines a pipeline's images, except prompts, seeds and noise indices.
+
+    Two pipelines with the same digest make the same image for a job. The digest includes the drafter and its settings
+    only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
+    """
+    target = pipeline.target
+    recipe = pipeline.recipe
+    network = pipeline.drafter.network if pipeline.drafter is not None else None
+    files = [path for _, path in model_files(recipe.loading.model)]
+    modules = {"decoder": target.decoder, "codec": target.codec, "text": target.text_encoder}
+    weights = [weights_digest(part, module, files) for part, module in modules.items() if module is not None]
+    drafter = None
+    if network is not None and recipe.lantern is not None:
+        drafter = weights_digest("drafter", network, [path for _, path in model_files("", recipe.drafter or "jacobi")])
+    content = recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter)
+    content |= {"kept": list(recipe.kept), "sources": list(recipe.sources)}
+    if recipe.sampling.noise == UPSTREAM:
+        content["noise_device"] = noise_device(target.decoder.embedding.device)
+    return digest({**content, "format": FORMAT})
+
+
+def weights_digest(part: str, module: nn.Module, files: Iterable[Path]) -> str:
+    """Return a digest of all weights of a module.
+
+    Large weights take some seconds, so their digest is stored in the cache folder. It is computed again if the path,
+    size, modification time or inode number of one of the files changes, or the beginning of a tensor.
+
+    Args:
+        part: Name of the module in the model.
+        files: Files from which the weights were loaded; empty if they are unknown.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    if sum(tensor.nbytes for _, tensor in tensors) < CACHED_BYTES:
+        return _tensors_digest(tensors)
+    facts = sorted((str(file.absolute()), *_state(file)) for file in files)
+    first = _tensors_digest((name, tensor.flatten()[:64]) for name, tensor in tensors)
+    name = json.dumps([part, first, facts])
+    stored = cache_folder.read("weights", name) if facts else None
+    if isinstance(stored, dict) and isinstance(stored.get("digest"), str):
+        return stored["digest"]
+    found = _tensors_digest(tensors)
+    if facts:
+        cache_folder.write("weights", name, {"digest": found})
+    return found
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+@torch.inference_mode()
+def _tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name, tensor in tensors:
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()

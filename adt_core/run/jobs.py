@@ -1,0 +1,146 @@
+"""Jobs: the images of a run, each with its number, prompt and noise.
+
+The noise of an image depends only on its seed and its noise index. So an image can be generated alone, in any batch,
+and on any machine:
+
+- A prompt with a seed of its own, such as from the column `seed` of a table, uses this seed and the index of the image
+  among the images of its prompt.
+- Every other image of a list uses the seed of the recipe and its number in the list, so images of equal prompts differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import AdtError
+from ..recipe import Recipe
+from ..settings import UPSTREAM
+from .truncation import fit_prompt
+
+MAX_IMAGES = 10**6
+"""Maximum number of images of one run."""
+
+
+class PromptEntry(NamedTuple):
+    """A prompt of a list.
+
+    Attributes:
+        id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
+        text: The prompt, or "" if the prompt is blank.
+        seed: Seed that the list gives to the prompt, or None.
+    """
+
+    id: str
+    text: str
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """An image to generate.
+
+    Attributes:
+        number: Number of the image in its list, from 1.
+        prompt: Complete prompt.
+        seed: Seed of the noise.
+        index: Index of the image's noise.
+        id: Id of the prompt.
+        text: Prompt for the model: the complete prompt, or its beginning if it is too long.
+        note: Remark for the user on the prompt, or "".
+    """
+
+    number: int
+    prompt: str
+    seed: int
+    index: int = 0
+    id: str = ""
+    text: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class JobList:
+    """Jobs of a list of prompts, numbered from 1. The images of the first prompt come first.
+
+    The number of an image depends only on the list and on `per_prompt`. So the shards of a list use the same numbers
+    and noise as a run without shards.
+
+    Attributes:
+        prompts: Prompts of the complete list, or the single prompt.
+        recipe: Recipe of the images.
+        per_prompt: Number of images per prompt.
+        shard: (I, N): this run generates every N-th image, from the I-th on.
+        same_noise: Whether the images of all prompts use the same noise: that of the image's index among the images of
+            its prompt. The noise of a model's original script is always used in this way.
+
+    Raises:
+        AdtError: If there are too many images.
+    """
+
+    prompts: Sequence[PromptEntry]
+    recipe: Recipe
+    per_prompt: int = 1
+    shard: tuple[int, int] = (1, 1)
+    same_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count > MAX_IMAGES:
+            raise AdtError(
+                f"`num_images_per_prompt`: this makes {self.count} images, but at most {MAX_IMAGES} are allowed; use a "
+                "smaller number."
+            )
+
+    @property
+    def count(self) -> int:
+        """Number of images of all shards together."""
+        return len(self.prompts) * self.per_prompt
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the images of this shard."""
+        return range(self.shard[0], self.count + 1, self.shard[1])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Job]:
+        return map(self.job, self.numbers)
+
+    def job(self, number: int) -> Job:
+        """Return the job of an image.
+
+        Args:
+            number: Number of the image in the list, from 1. It may belong to another shard.
+        """
+        entry = self.prompts[(number - 1) // self.per_prompt]
+        has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != UPSTREAM
+        index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
+        seed = self.recipe.sampling.seed if entry.seed is None else entry.seed
+        return Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)
+
+
+def fit(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
+    """Shorten or leave out prompts that the model cannot read.
+
+    Args:
+        check: Function that returns a remark on a prompt, or "". It raises AdtError if the model cannot read the
+            prompt.
+        mode: One of `truncation.INVALID_MODES`.
+
+    Returns:
+        The jobs to decode; and the other jobs, with the reason of each.
+
+    Raises:
+        AdtError: If the model cannot read a prompt and `mode` is `RAISE`.
+    """
+    fitting = []
+    left_out = {}
+    for job in jobs:
+        text, note = fit_prompt(check, job.prompt, mode)
+        if text is None:
+            left_out[job] = note
+        else:
+            fitting.append(replace(job, text=text, note=note))
+    return fitting, left_out

@@ -1,0 +1,149 @@
+"""JSON Lines files with one line per image: tokens, traces and statistics of a list.
+
+A line is appended when its image is finished. At the end of a run, the lines of this list are sorted, so that the file
+does not depend on interruptions. Lines of other images stay in the file: those of other lists, seeds or settings.
+
+Each shard appends to its own file, because appending to one file from several machines is not safe on network disks.
+Every run reads the files of all shards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ..errors import AdtError
+from ..files import add_line, opened, parse_json, reason, write_with
+from .jobs import Job, JobList
+
+
+class _Place(NamedTuple):
+    """Place of a line."""
+
+    path: Path
+    offset: int
+
+
+def shard_path(path: Path, shard: tuple[int, int]) -> Path:
+    """Return the path of a shard's file. The name ends with the shard, as in t-2-of-3.jsonl."""
+    number, count = shard
+    return path if count == 1 else path.with_name(f"{path.stem}-{number}-of-{count}{path.suffix}")
+
+
+def check_lines(path: Path, name: str) -> None:
+    """Check that lines can be appended to a file.
+
+    Args:
+        name: Name of the option with this path.
+
+    Raises:
+        AdtError: If the file exists, and its first line is not one of this module.
+    """
+    if path.is_file():
+        first = next((line for _, line in _lines(path)), b"")
+        if first.strip() and "image" not in _parsed(first):
+            raise AdtError(f"`{name}`: '{path}' has other content than lines of images; choose another file.")
+
+
+class ImageLines:
+    """Lines of one kind, such as traces.
+
+    Attributes:
+        path: File that this run appends to.
+    """
+
+    def __init__(self, path: Path, jobs: JobList, identity: Callable[[Job], Mapping[str, Any]]):
+        """Find the files.
+
+        Args:
+            path: File of all shards together.
+            identity: Function from a job to the entries that its lines must have to be valid.
+        """
+        self._named = path
+        self._jobs = jobs
+        self._identity = identity
+        self.path = shard_path(path, jobs.shard)
+
+    def append(self, job: Job, content: Mapping[str, Any]) -> None:
+        """Append the line of an image, and flush it to the disk.
+
+        Raises:
+            AdtError: If the file cannot be written.
+        """
+        add_line(self.path, json.dumps({"image": job.number, "id": job.id, **self._identity(job), **content}))
+
+    def finish(self, contents: Iterable[tuple[int, Mapping[str, Any]]] = ()) -> set[int]:
+        """Add missing lines, sort the lines of this list, and remove damaged and repeated ones.
+
+        Args:
+            contents: Number and content of the lines of all finished images, if their records have it. The content is
+                used if an image has no line, as in a run that has begun without this file.
+
+        Returns:
+            The images of this shard that have a line.
+        """
+        places, others = self._places()
+        for number, content in contents:
+            if number not in places:
+                self.append(self._jobs.job(number), content)
+        places, others = self._places()
+        if self.path.exists():
+            own = [place for _, place in sorted(places.items()) if place.path == self.path]
+            kept = [*others, *own]
+            if [place.offset for place in kept] != [offset for offset, _ in _lines(self.path)]:
+                write_with(self.path, lambda file: _copy(kept, file))
+        return set(places)
+
+    def _places(self) -> tuple[dict[int, _Place], list[_Place]]:
+        """Return the last valid line of each image of this shard, and the other valid lines of this run's file."""
+        places: dict[int, _Place] = {}
+        others = []
+        for path in self._paths():
+            for offset, line in _lines(path):
+                record = _parsed(line)
+                number = record.get("image")
+                if type(number) is int and number in self._jobs.numbers and self._is_of(record, number):
+                    places[number] = _Place(path, offset)
+                elif type(number) is int and path == self.path:
+                    others.append(_Place(path, offset))
+        return places, others
+
+    def _is_of(self, record: Mapping[str, Any], number: int) -> bool:
+        return self._identity(self._jobs.job(number)).items() <= record.items()
+
+    def _paths(self) -> list[Path]:
+        """Return the files of all shards. This run's file comes last, so that its lines count."""
+        path = self._named
+        pattern = re.compile(rf"{re.escape(path.stem)}(-[0-9]+-of-[0-9]+)?{re.escape(path.suffix)}")
+        found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
+        return sorted(found, key=lambda file: (file == self.path, file.name))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the content of each line."""
+    try:
+        with opened(path) as file:
+            offset = 0
+            for line in file:
+                yield offset, line
+                offset += len(line)
+    except OSError as error:
+        raise AdtError(f"'{path}' can't be read ({reason(error)}); delete it, or choose another file.") from error
+
+
+def _copy(places: list[_Place], file: BinaryIO) -> None:
+    for place in places:
+        with opened(place.path) as source:
+            source.seek(place.offset)
+            file.write(source.readline())
+
+
+def _parsed(line: bytes) -> dict:
+    try:
+        value = parse_json(line)
+    except ValueError:  # a kill has cut the line
+        return {}
+    return value if isinstance(value, dict) else {}

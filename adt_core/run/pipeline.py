@@ -1,0 +1,295 @@
+"""The front door of the library: load a model once, and generate images from texts.
+
+    from adt_core import Pipeline
+
+    pipe = Pipeline.load("bundled")
+    result = pipe.generate("a red house", seed=1)
+    result.save("house.png")
+
+Settings that the caller does not name have the values that the model's authors recommend, and the default drafter and
+method, as on the command line and in the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import torch
+from PIL import Image
+
+from ..drafters import load_drafter
+from ..errors import AdtError, Check, command, shown
+from ..models.load import find_published, load_target
+from ..models.target import Target
+from ..recipe import AUTO, BUNDLED, Loading, Recipe
+from .checkpoints import default_folder
+from .jobs import JobList, PromptEntry
+from .png_settings import read_values
+from .previews import preview
+from .resolve import Hardware, resolve_recipe
+from .runner import Progress, Result, Runner
+
+FIXED = ("model", "drafter", *Loading.fields())
+"""Options that :meth:`Pipeline.load` determines."""
+
+
+class Step(NamedTuple):
+    """Progress of :meth:`Pipeline.stream` after one round.
+
+    Attributes:
+        done: Number of tokens of all images that are decided.
+        total: Number of tokens of all images.
+        results: Images that the round has finished, by their index in the list of prompts. Often empty.
+        preview: Function that returns the complete rows of the unfinished images, by their index in the list of
+            prompts. It takes the time of a pass through the image codec. Call it before the next step.
+    """
+
+    done: int
+    total: int
+    results: dict[int, Result]
+    preview: Callable[[], dict[int, Image.Image]]
+
+
+@dataclass(frozen=True)
+class Pipeline(Runner):
+    """Loaded models, and the settings of the images to generate. Use :meth:`load` to make one.
+
+    Attributes:
+        given: Settings that the user has chosen, by option name; the others follow from them. None for all settings of
+            `recipe`.
+    """
+
+    given: Mapping[str, Any] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = BUNDLED,
+        drafter: str | Path | None = None,
+        device: str | torch.device = AUTO,
+        dtype: str | None = None,
+        weights: str | None = None,
+        **loading: Any,
+    ) -> Pipeline:
+        """Load a model.
+
+        Args:
+            model: "bundled", the name of an installed model in docs/models.md, or a folder.
+            drafter: Folder of a drafter network, "jacobi", or "FOLDER+jacobi". None chooses the bundled drafter for the
+                bundled model, else the published drafter if it is installed, else "jacobi".
+            device: "auto", or the name of a torch device such as "cpu", "cuda" or "cuda:1". "auto" chooses CUDA if
+                there is a CUDA device, else the CPU.
+            dtype: "auto", "float32", "float64", "bfloat16" or "float16". "auto", the default, is float32 for the
+                bundled model and on a CPU, else bfloat16 or what the device computes well.
+            weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits. None stores them in
+                `dtype`.
+            **loading: Other options of :class:`~adt_core.recipe.Loading`, such as ``size=(512, 512)``.
+
+        Raises:
+            AdtError: If the model is not installed or can't be read, or an option is not valid.
+        """
+        _check_names(loading, Loading.fields())
+        given = {"model": find_model(model), "drafter": drafter and str(drafter), "dtype": dtype, "weights": weights}
+        given = {name: value for name, value in {**loading, **given}.items() if value is not None}
+        hardware = Hardware.of(device)
+        return replace(cls.of(resolve_recipe(given, hardware), hardware.device), given=given)
+
+    @classmethod
+    def of(cls, recipe: Recipe, device: torch.device) -> Pipeline:
+        """Load the models of a complete recipe, as :func:`~adt_core.run.resolve.resolve_recipe` returns it.
+
+        Raises:
+            AdtError: If a model can't be read.
+        """
+        loading = recipe.loading
+        dtype = getattr(torch, loading.dtype)
+        target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
+        target = target.sized(*loading.size) if loading.size else target
+        return cls(with_sources(target, recipe.sources), recipe)._with_drafter()
+
+    def _with_drafter(self) -> Pipeline:
+        """Return this pipeline with the recipe's drafter, if the method needs one and none is loaded."""
+        if self.drafter is not None or not self.recipe.drafting.policy.needs_drafter or self.recipe.drafter is None:
+            return self
+        return replace(self, drafter=load_drafter(self.recipe.drafter, self.target))
+
+    @classmethod
+    def from_png(cls, path: str | Path, device: str | torch.device = AUTO, **paths: str | Path) -> Result:
+        """Generate the image of a PNG again, from the settings in the PNG.
+
+        Args:
+            path: PNG that this package or ComfyUI with this pack has saved.
+            device: As in :meth:`load`.
+            **paths: `model` and `drafter`. They are needed if the PNG names files that are not part of this package,
+                because these paths are not trusted.
+
+        Raises:
+            AdtError: If the PNG contains no valid settings.
+        """
+        _check_names(paths, ("model", "drafter"))
+        hardware = Hardware.of(device)
+        given = {"device": str(device), **paths}
+        saved = {**read_values(Path(path), given), **{name: str(value) for name, value in paths.items()}}
+        return cls.of(resolve_recipe(saved, hardware), hardware.device).generate(saved["prompt"])
+
+    def with_options(self, **options: Any) -> Pipeline:
+        """Return a pipeline with the same models and other settings.
+
+        Args:
+            **options: Options of a recipe by name, such as ``seed=1`` or ``method="adt-tree"``. docs/command_line.md
+                lists them.
+
+        Raises:
+            AdtError: If an option is unknown or not valid.
+        """
+        if not options:
+            return self
+        fixed = [name for name in options if name in FIXED]
+        if fixed:
+            raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
+        _check_names(options, set(Recipe.names()) - set(FIXED))
+        given = {**(self.recipe.flat() if self.given is None else self.given), **options}
+        recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
+        recipe.drafting.check_options(options)
+        return replace(self, recipe=recipe, given=given)._with_drafter()
+
+    @overload
+    def generate(self, prompt: str, batch_size: int = 1, check: Check | None = None, **options) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str], batch_size: int = 1, check: Check | None = None, **options
+    ) -> list[Result]: ...
+    def generate(self, prompt, batch_size=1, check=None, **options):
+        """Generate one image for each text.
+
+        Args:
+            prompt: A text, or a list of texts.
+            batch_size: Maximum number of images that are decoded at the same time. The default is 1, because drafting
+                saves most time with one image.
+            check: Cancellation callback. It is called often, and raises an exception to stop.
+            **options: As in :meth:`stream`.
+
+        Returns:
+            The result of a text, or the results of a list of texts, in the same order.
+
+        Raises:
+            AdtError: If a text is empty or too long, or an option is unknown or not valid.
+        """
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        results: dict[int, Result] = {}
+        for step in self.stream(texts, batch_size, check, **options):
+            results |= step.results
+        return results[0] if isinstance(prompt, str) else [results[index] for index in sorted(results)]
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        batch_size: int = 1,
+        check: Check | None = None,
+        seed: int | Sequence[int] | None = None,
+        same_noise: bool = False,
+        num_images_per_prompt: int = 1,
+        **options: Any,
+    ) -> Generator[Step, None, None]:
+        """Generate images for texts, and yield a step after every round. It can be closed at any time.
+
+        Args:
+            prompts: List of texts.
+            batch_size: As in :meth:`generate`.
+            check: As in :meth:`generate`.
+            seed: Seed of all images, or one seed per text. With one seed for all, the noise of an image also depends on
+                its number in the list, so equal texts give different images.
+            same_noise: Whether the images of all texts use the same noise.
+            num_images_per_prompt: Number of images of each text. The images of the first text come first.
+            **options: As in :meth:`with_options`.
+
+        Raises:
+            AdtError: As in :meth:`generate`. It is raised before the first step.
+        """
+        if isinstance(prompts, str):
+            raise AdtError(f"`prompts` is the text {shown(prompts)}, but a list of texts was expected; put it in [].")
+        seeds = _seeds(seed, len(prompts))
+        pipeline = self.with_options(**options, **({} if seed is None or seeds[:1] != [None] else {"seed": seed}))
+        pipeline.check(prompts)
+        entries = [PromptEntry(str(number), text, own) for number, (text, own) in enumerate(zip(prompts, seeds), 1)]
+        jobs = JobList(entries, pipeline.recipe, num_images_per_prompt, same_noise=same_noise)
+        for progress in pipeline.run(list(jobs), batch_size, check):
+            if progress.decoding.trace.rounds or progress.finished:
+                results = {finished.job.number - 1: finished.result() for finished in progress.finished}
+                yield Step(progress.done, progress.total, results, partial(_previews, progress))
+
+
+def find_model(model: str | Path) -> str:
+    """Return "bundled", or the folder of a model.
+
+    Args:
+        model: "bundled", a path, or the name of a published model that is installed in the default folder.
+
+    Raises:
+        AdtError: If there is no such file and no published model of this name is installed.
+    """
+    if model == BUNDLED or Path(model).exists():
+        return str(model)
+    row = find_published(str(model))
+    if row is None:
+        raise AdtError(f"`model`: there is no file or folder {shown(str(model), 300)}; docs/models.md lists names.")
+    folder = default_folder() / row.name
+    if not folder.exists():
+        remedy = f"run this command: {command(f'download {row.name}')}"
+        raise AdtError(f"`model`: {row.name} is not in {default_folder()}; {remedy}.")
+    return str(folder)
+
+
+def _check_names(given: Mapping[str, Any], valid: Iterable[str]) -> None:
+    """Raise AdtError if an option is unknown. The message lists the valid names."""
+    unknown = [name for name in given if name not in valid]
+    if unknown:
+        names = ", ".join(sorted(valid))
+        raise AdtError(f"There is no option {shown(unknown[0])}; use one of {names}.")
+
+
+def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
+    """Return the target with source images as part of its prompts.
+
+    Args:
+        flat: Source images as `app.continuation.source_codes` returns them; () for none.
+
+    Raises:
+        AdtError: If the numbers are not valid images, or the target does not support source images.
+    """
+    images = []
+    while flat:
+        rows, columns, *rest = (*flat, 0, 0)[: max(len(flat), 2)]
+        codes = rest[: rows * columns]
+        if not codes or len(codes) < rows * columns or max(codes) >= target.num_codes:
+            raise AdtError("`sources` has no images of this model's tokens; use the original PNG.")
+        images.append(torch.tensor(codes).view(rows, columns))
+        flat = tuple(rest[len(codes) :])
+    return target.with_sources(images) if images else target
+
+
+def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int | None]:
+    """Return the seed that each text has for itself.
+
+    Args:
+        seed: One seed for all texts, one seed per text, or None.
+        count: Number of texts.
+    """
+    if seed is None or not isinstance(seed, Sequence):
+        return [None] * count
+    if len(seed) != count:
+        raise AdtError(f"`seed` has {len(seed)} seeds for {count} texts; give one for each, or one for all.")
+    option = Recipe.options()["seed"]
+    for value in seed:
+        option.check("seed", value)
+    return list(seed)
+
+
+def _previews(progress: Progress) -> dict[int, Image.Image]:
+    """Return the unfinished images of a decoding between two rounds, by their index among all images."""
+    decoding = progress.decoding
+    return {progress.jobs[image].number - 1: preview(decoding, image) for image in decoding.active}

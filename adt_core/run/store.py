@@ -1,0 +1,239 @@
+"""Stores: where the images of a list are kept, so that an interrupted list can be continued anywhere.
+
+The command line and the nodes use the same names and the same rule of identity. So either continues a list that the
+other has begun:
+
+- The name of an image is its number in the list, such as 000012.png.
+- A file is this image if its prompt, its seed, its noise index, and the digest of all other settings are those of the
+  job. A file of another identity is never replaced, unless the user wants to generate all images again.
+
+Each PNG contains the record of its image: its settings, its tokens and its statistics.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from ..errors import AdtError, Check, shown
+from ..files import is_link, write_in
+from ..recipe import Recipe
+from ..untrusted import list_of, whole_number
+from .identity import SETTINGS_KEY, settings_key
+from .images import is_intact, read_settings
+from .jobs import Job, JobList
+from .runner import CAPTION, Runner
+from .stats import are_image_stats
+
+_UNCOMPARED = "model", "drafter", "image_index", "seed"
+"""Settings that are not compared to explain a different digest: paths, and what the jobs determine."""
+
+
+class Store(Protocol):
+    """Images of a list that are finished."""
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the images to generate.
+
+        Raises:
+            AdtError: If a file has the name of an image, but is not this image, and must not be replaced.
+        """
+        ...
+
+    def add(self, job: Job, png: bytes) -> None:
+        """Store a finished image.
+
+        Raises:
+            AdtError: If the file cannot be written.
+        """
+        ...
+
+    def leave_out(self, number: int) -> None:
+        """Note that an image will not be generated, because its prompt is invalid."""
+        ...
+
+    def finish(self) -> None:
+        """End a complete run."""
+        ...
+
+    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number and the record of each image of this shard that is stored, in the order of the list."""
+        ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Properties by which the images of a run are recognised.
+
+    Attributes:
+        key: Digest of all settings that determine the images, apart from their prompts and noise
+            (`identity.settings_key`).
+        size: Width and height in pixels.
+        grid: Rows and columns of tokens.
+        num_codes: Size of the codebook.
+        settings: Settings of the recipe, to explain a different digest.
+    """
+
+    key: str
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    num_codes: int
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, pipeline: Runner) -> Identity:
+        """Return the identity of a pipeline's images."""
+        target = pipeline.target
+        rows, columns = target.grid
+        size = columns * target.downsample, rows * target.downsample
+        values = pipeline.settings("")
+        compared = {name: values[name] for name in ("model_name", *Recipe.names()) if name in values}
+        settings = {name: value for name, value in compared.items() if name not in _UNCOMPARED}
+        return cls(settings_key(pipeline), size, target.grid, target.num_codes, settings)
+
+    def expected(self, job: Job) -> dict[str, Any]:
+        """Return the settings that an image's record and lines must have."""
+        return {"prompt": job.prompt, "seed": job.seed, "image_index": job.index, SETTINGS_KEY: self.key}
+
+    def problem(self, record: Mapping[str, Any], job: Job) -> str:
+        """Return why a record is not that of an image, or "" if it is. If only the digests differ, name a setting."""
+        problem = difference(record, self.expected(job))
+        if SETTINGS_KEY in problem:
+            problem = difference(record, self.settings)
+            return problem or "was made with other weights, or with another version of this pack"
+        if not problem and not self._is_complete(record):
+            problem = "has damaged tokens or statistics"
+        return problem
+
+    def _is_complete(self, record: Mapping[str, Any]) -> TypeGuard[Mapping[str, Any]]:
+        rows, columns = self.grid
+        tokens = list_of(list_of(whole_number(0, self.num_codes - 1), columns, columns), rows, rows)
+        return tokens.fits(record.get("tokens")) and are_image_stats(record.get("figures"))
+
+
+def difference(record: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Return the first difference between saved and expected settings in words, or "" if there is none.
+
+    Args:
+        record: Settings in a PNG.
+        expected: Settings that the image must have. "prompt" is the complete prompt, if it was truncated.
+    """
+    found = {**record, "prompt": record.get(CAPTION, record.get("prompt"))}
+    for name, value in expected.items():
+        if found.get(name) != value:
+            return f"was made with {name} {shown(found.get(name))}, but this run has {shown(value)}"
+    return ""
+
+
+class PngStore:
+    """Folder with one PNG for each image of a list.
+
+    Attributes:
+        jobs: The images.
+        folder: Path of the folder. It may not exist yet.
+        identity: Properties by which the images are recognised.
+        overwrite: Whether to generate all images again and to replace files that have the name of an image.
+        remedy: End of the error message for a file that is not the image of its name.
+        check: Cancellation callback, or None.
+    """
+
+    def __init__(
+        self,
+        jobs: JobList,
+        folder: Path,
+        identity: Identity,
+        overwrite: bool = False,
+        remedy: str = "choose another folder, or give `overwrite` to generate all images again",
+        check: Check | None = None,
+    ):
+        self.jobs = jobs
+        self.folder = folder
+        self.identity = identity
+        self.overwrite = overwrite
+        self.remedy = remedy
+        self.check = check
+
+    def missing(self) -> list[int]:
+        existing = {} if self.overwrite else existing_images(self.folder)
+        return [number for number in self.jobs.numbers if number not in existing or not self._is_present(number)]
+
+    def _is_present(self, number: int) -> bool:
+        """Return True if the PNG of an image is this image.
+
+        Raises:
+            AdtError: If it is another image, or damaged.
+        """
+        if self.check is not None:
+            self.check()
+        path = self.folder / file_name(number)
+        problem = self._problem(path, self.jobs.job(number))
+        if problem:
+            raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
+        return True
+
+    def _problem(self, path: Path, job: Job) -> str:
+        try:
+            record = read_settings(path)
+        except AdtError as error:
+            return str(error).removeprefix(f"{path} ").partition(";")[0].rstrip(".")
+        problem = self.identity.problem(record, job)
+        return problem or ("" if is_intact(path, self.identity.size) else "is damaged, or has another size")
+
+    def add(self, job: Job, png: bytes) -> None:
+        write_in(self.folder, file_name(job.number), png)
+
+    def leave_out(self, number: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        existing = existing_images(self.folder)
+        for number in self.jobs.numbers:
+            if number in existing:
+                yield number, read_settings(self.folder / file_name(number))
+
+
+_NAME = re.compile(r"([0-9]{6,7})\.png")
+
+
+def file_name(number: int) -> str:
+    """Return the name of the PNG of an image, such as 000012.png for number 12."""
+    return f"{number:06}.png"
+
+
+def existing_images(folder: Path) -> dict[int, os.DirEntry]:
+    """Return the files in a folder that have the name of an image, by number. Links are omitted.
+
+    A link is replaced when its image is written, and never followed.
+    """
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        found = [(_NAME.fullmatch(entry.name), entry) for entry in entries]
+    numbered = {int(match[1]): entry for match, entry in found if match and not is_link(Path(entry.path))}
+    return {number: entry for number, entry in numbered.items() if entry.name == file_name(number)}
+
+
+def clashing_images(folder: Path, count: int, others: Iterable[Path]) -> Iterator[Path]:
+    """Yield the paths of images of a list that could be one of the other files of the run.
+
+    These are the first image, images with the name of another file, and existing images that have the inode number of
+    another file. A long list has too many images to check all of them.
+
+    Args:
+        count: Number of images of the list.
+        others: Files that the images must not replace.
+    """
+    others = list(others)
+    inodes = {os.stat(path).st_ino for path in others if os.path.exists(path)}
+    linked = {number for number, entry in existing_images(folder).items() if entry.inode() in inodes}
+    named = {int(match[1]) for path in others if (match := _NAME.fullmatch(path.name.lower()))}
+    for number in sorted({1, *linked, *named}):
+        if 1 <= number <= count:
+            yield folder / file_name(number)
