@@ -176,10 +176,11 @@ class Decoding:
     def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
-        with choice.watched(self._device):
+        with choice.watched(self.target.decoder.embedding.device):
             yield from self._rounds()
 
     def _rounds(self) -> Generator[Round, None, None]:
+        device = self.target.decoder.embedding.device
         self._fix_conditions()
         self._queue = queue = ImageQueue(
             self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
@@ -189,7 +190,7 @@ class Decoding:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
                 if bool((self.codes[:, -1] >= 0).any()):
-                    first_use.end(self._device, proven=choice.has_launched(self._device))
+                    first_use.end(device, proven=choice.has_launched(device))
                 yield round
         except GeneratorExit:
             pass  # the caller needs no further rounds; costs are learned from the rounds so far
@@ -201,10 +202,6 @@ class Decoding:
             self._queue = None
             queue.leave()
         self.trace.speedup = self._costs.learn(self.batch_size)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.target.decoder.embedding.device
 
     def _fix_conditions(self) -> None:
         self._conditions.fix(self._costs, self.batch_size)

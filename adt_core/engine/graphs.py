@@ -163,10 +163,10 @@ class CudaRecorder:
                 _set_sync_debug_mode(mode)
             clear_cublas_workspaces()
             graph.capture_end()
-        return partial(self._replay, graph, self._lease)
+        return partial(self._replay, self._lease, graph)  # Python frees the last argument first
 
     @staticmethod
-    def _replay(graph: torch.cuda.CUDAGraph, lease: _StreamLease) -> None:
+    def _replay(_lease: _StreamLease, graph: torch.cuda.CUDAGraph) -> None:
         """Replay a graph. As long as it exists, no other recorder gets its stream."""
         graph.replay()
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from .. import cache_folder
+from ..files import opened
 from ..models.torch_private import cuda_driver_version, product_settings
 from ..runtime import cached_per_runtime
 from ..version import VERSION
@@ -92,5 +93,6 @@ def code_digest() -> str:
     """Return a hash of the files of this package, which contain the kernels and the functions that launch them."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+        with opened(path) as file:
+            digest.update(file.read())
     return digest.hexdigest()[:16]

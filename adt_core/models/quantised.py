@@ -48,18 +48,18 @@ def check_device(weights: str | None, device: torch.device, dtype: torch.dtype) 
 
 
 def check_products(weights: str | None, verdicts: Iterable[Verdict]) -> None:
-    """Check that the kernel has passed its trials with the weights of a model.
+    """Check that the kernel has no fault with the weights of a model.
 
     Args:
         weights: As in :func:`check_device`.
         verdicts: Results of the trials of all operations; empty on devices without kernels.
 
     Raises:
-        AdtError: If the weights are int4, and the kernel is not used for one of them.
+        AdtError: If the weights are int4, and the kernel failed or gave a wrong result for one of them.
     """
-    rejected = [it.reason for it in verdicts if it.operation == "linear" and not it.uses_kernel]
-    if weights == "int4" and rejected:
-        raise _int4_error(rejected[0])
+    faults = [it.reason for it in verdicts if it.operation == "linear" and it.is_fault]
+    if weights == "int4" and faults:
+        raise _int4_error(faults[0])
 
 
 def _int4_error(problem: str) -> AdtError:

@@ -88,10 +88,10 @@ def write_dead(folder, **changes):
     """Write the marker of a process that has died."""
     first_use.begin(CPU)
     (path,) = markers(folder)
-    content = json.loads(path.read_text()) | {"started": 1.0} | changes
+    content = json.loads(path.read_text(encoding="utf-8")) | {"started": 1.0} | changes
     first_use.end(CPU, proven=False)
     folder.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     path.chmod(0o600)
     return path
 
@@ -190,7 +190,7 @@ def test_processes_that_run_at_the_same_time_do_not_disturb_each_other(folder):
 
 
 def test_with_a_read_only_cache_folder_the_marker_is_in_the_temporary_folder(folder):
-    folder.write_text("a file where the folder should be")
+    folder.write_text("a file where the folder should be", encoding="utf-8")
     assert use_kernel() and len(markers(folder.parent)) == 1
     first_use.end(CPU, proven=True)
     assert not markers(folder.parent)
@@ -214,5 +214,5 @@ def test_markers_that_others_may_write_do_not_count(folder, mode, counts):
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "1"}', '{"pid": -5, "started": 1.0, "environment": ""}'])
 def test_damaged_markers_do_not_count(folder, content):
-    write_dead(folder).write_text(content)
+    write_dead(folder).write_text(content, encoding="utf-8")
     assert choice.supports_kernels(CPU)

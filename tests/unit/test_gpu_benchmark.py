@@ -141,7 +141,7 @@ def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path):
     assert [name for name, part in parts.items() if part["status"] != command.LEFT_OUT] == [
         "device", "smoke", "precision", "bits", "rounds",
     ]  # fmt: skip
-    assert list(parts) == list(command.PARTS) and "left out" in (tmp_path / "gpu.md").read_text()
+    assert list(parts) == list(command.PARTS) and "left out" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
 def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
@@ -161,30 +161,10 @@ def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
 def test_a_kernel_that_raises_or_kills_its_process_or_is_wrong_costs_only_its_own_rows(tmp_path):
     """A module that Python imports at its start makes the kernels fail in the processes of the part `smoke`."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.gpu",
-            "--rehearse",
-            "--only",
-            "smoke",
-            "precision",
-            "rounds",
-            "device",
-            "--output",
-            ".",
-        ],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
+    parts = "smoke", "precision", "rounds", "device"
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command_line = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--only", *parts, "--output", "."]
+    run = subprocess.run(command_line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
     assert run.returncode == 1, run.stderr
     parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
     assert list(parts) == ["smoke", "precision", "rounds", "device"]

@@ -220,11 +220,11 @@ def test_the_environment_names_the_gpu_the_driver_and_the_versions(monkeypatch):
 def test_a_changed_kernel_file_makes_a_new_trial(monkeypatch, tmp_path):
     package = tmp_path / "kernels"
     package.mkdir()
-    (package / "gate_triton.py").write_text("a kernel")
+    (package / "gate_triton.py").write_text("a kernel", encoding="utf-8")
     monkeypatch.setattr(stored, "__file__", str(package / "verdicts.py"))
     digests = []
     for content in ("a kernel", "a kernel", "another kernel"):
-        (package / "gate_triton.py").write_text(content)
+        (package / "gate_triton.py").write_text(content, encoding="utf-8")
         with new_runtime():
             digests.append(stored.code_digest())
     assert digests[0] == digests[1] != digests[2]
