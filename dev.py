@@ -33,8 +33,9 @@ REQUIREMENTS = ROOT / "requirements.txt"
 TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 
 ALL = "--all"
-NODE_MODULES = ROOT / "node_modules"
-LOCK = ROOT / "package-lock.json"  # versions of the tools that check the JavaScript
+JS_TOOLS = ROOT / "tests" / "js"
+NODE_MODULES = JS_TOOLS / "node_modules"
+LOCK = JS_TOOLS / "package-lock.json"  # versions of the tools that check the JavaScript
 NO_NPM = "check not run: format, style and types of the JavaScript, which need npm"
 
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
@@ -114,7 +115,7 @@ def test(options: list[str]) -> int:
         "types (mypy)": types,
     }
     if shutil.which("npm"):
-        steps["JavaScript (Biome, tsc; format repaired by 'npm run repair')"] = javascript
+        steps["JavaScript (Biome, tsc; format repaired by 'npm --prefix tests/js run repair')"] = javascript
     else:
         counts[NO_NPM] += 1
     failed = [name for name, step in steps.items() if not _passes(name, step)]
@@ -186,11 +187,11 @@ def javascript() -> int:
     installed = NODE_MODULES / "ready"
     lock = LOCK.read_text(encoding="utf-8")
     if not installed.exists() or installed.read_text(encoding="utf-8") != lock:
-        if code := subprocess.run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=ROOT).returncode:
+        if code := subprocess.run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=JS_TOOLS).returncode:
             return code
         NODE_MODULES.mkdir(exist_ok=True)
         installed.write_text(lock, encoding="utf-8")
-    return subprocess.run([npm, "run", "--silent", "check"], cwd=ROOT).returncode
+    return subprocess.run([npm, "run", "--silent", "check"], cwd=JS_TOOLS).returncode
 
 
 class SetUpError(Exception):

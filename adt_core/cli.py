@@ -70,7 +70,7 @@ def _message(error: Exception) -> str:
         # The engine has already tried one image at a time, so a smaller batch can't help.
         return "not enough memory for this model; try --weights int8 or int4, or a smaller tree with --drafts."
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}."
+        return one_line(f"{error.filename}: {error.strerror}.")
     if sentence := missing_library(error):
         return sentence
     return (
@@ -211,7 +211,7 @@ RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta o
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "input": (args.InputArgs.options,),
-        "images": (partial(_of_recipe, "negative"), args.BatchArgs.options),
+        "images": (partial(_of_recipe, "negative", "image_index"), args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
             args.ImageToImageArgs.options,
         ),

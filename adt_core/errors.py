@@ -1,6 +1,7 @@
 """Exceptions and error messages that all parts of the package share."""
 
 import re
+import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterator
@@ -19,6 +20,10 @@ LONGEST = 1000
 
 
 _INPUT = re.compile(r"`([a-z_]+)`")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+)
+"""Characters that are escaped. Joiners stay, because emoji and many scripts need them."""
 
 
 class AdtError(ValueError):
@@ -227,19 +232,50 @@ def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
         raise AdtError(missing_library(error) or message(one_line(str(error))[:300])) from error
 
 
-def one_line(text: str) -> str:
-    """Return a text in one line, cut to `LONGEST` characters. Lone surrogates are escaped: UTF-8 can't encode them."""
-    return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()
+def one_line(text: str, most: int = LONGEST) -> str:
+    """Return a text in one line that is safe to show in a terminal, a log, a message or an image.
+
+    Control characters are escaped, see :func:`escape_controls`. A terminal would obey them: they can hide text, change
+    the title of the window, or write to the clipboard.
+
+    Args:
+        text: Any text, such as a name in a file from somebody else.
+        most: Maximum length in characters; the rest is cut off.
+    """
+    start = text.lstrip()[: 2 * most]  # cut first, because the text may have many MiB
+    return escape_controls(" ".join(start.split()))[:most]
+
+
+def escape_controls(text: str) -> str:
+    """Return a text with escape sequences for control characters, marks of writing direction and lone surrogates.
+
+    Line breaks and tabs stay. The escape sequences are those of JSON, so JSON remains valid. UTF-8 can't encode lone
+    surrogates. Marks of writing direction can show a name such as "gpj.exe" backwards.
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def shown(value: object, most: int = 40) -> str:
     """Return the representation of a value for an error message.
 
     Args:
-        value: Any value. For an integer with more digits than Python prints (4,300), the text is "too long to show".
+        value: Any value. If Python can't represent it, such as an integer with more than 4,300 digits, the text is "too
+            long to show".
         most: Maximum length in characters; the rest is cut off.
     """
     try:
-        return repr(value)[:most]
-    except ValueError:
+        return escape_controls(_bounded_repr(value, most)[:most])
+    except (ValueError, RecursionError):
         return "too long to show"
+
+
+def _bounded_repr(value: object, most: int) -> str:
+    """Return `repr(value)` or its beginning. Containers and texts may have any size, and lists any nesting."""
+    if isinstance(value, str | bytes):
+        return repr(value[:most])
+    if type(value) in (list, tuple, dict, set, frozenset):
+        short = reprlib.Repr()
+        short.maxlist = short.maxtuple = short.maxdict = short.maxset = short.maxfrozenset = most
+        short.maxstring = short.maxother = short.maxlong = 10 * most
+        return short.repr(value)
+    return repr(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import itertools
 import json
 import os
 import re
@@ -179,7 +180,27 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # limited, as another process may enlarge the file
+        # Limited, as another process may enlarge the file. Files of the system have the size 0.
+        return file.read(size or most * 2**20)
+
+
+def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a regular file with their ends, for files of any size, such as JSON lines.
+
+    Args:
+        longest: Maximum length of a line in bytes, with its end.
+
+    Raises:
+        OSError: If the file cannot be opened, is not a regular file, or has a longer line.
+    """
+    with opened(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(longest + 1)
+            if len(line) > longest:
+                raise OSError(errno.EFBIG, f"line {number} has more than {longest} bytes")
+            if not line:
+                return
+            yield line
 
 
 def foreign_text(content: bytes) -> str:

@@ -6,8 +6,10 @@ Slurm and systemd set such limits. The shell's `ulimit` sets limits of a process
 
 from __future__ import annotations
 
-import re
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,13 +20,6 @@ from .files import read_text
 _PROC = Path("/proc/self")
 _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 """Name of the file with the limit of a control group, by type of the mounted file system (version 2 and version 1)."""
-
-
-_MOUNT = re.compile(r"\S+ \S+ \S+ (?P<root>\S+) (?P<mount>\S+) .*- (?P<kind>cgroup2|cgroup(?= .*\bmemory\b)) .*")
-"""Line of `mountinfo` for a mounted hierarchy of control groups that can limit memory.
-
-Example: "36 35 0:30 /root/of/mount /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory".
-"""
 
 
 class MemoryLimit(NamedTuple):
@@ -45,22 +40,45 @@ def memory_limit(proc: Path = _PROC) -> MemoryLimit:
     Args:
         proc: Folder of the process in Linux' file system proc. It need not exist.
     """
-    machine = MemoryLimit(psutil.virtual_memory().total, "this machine")
+    machine = MemoryLimit(_machine_bytes(), "this machine")
     return min([machine, *_cgroup_limits(proc), *_process_limits()], key=lambda limit: limit.bytes)
+
+
+def _machine_bytes() -> int:
+    """Return the main memory of the machine. If the system does not tell it, as in Termux, assume no limit."""
+    try:
+        return psutil.virtual_memory().total
+    except (OSError, psutil.Error, NotImplementedError, RuntimeError):
+        with suppress(AttributeError, OSError, ValueError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sys.maxsize
 
 
 def _cgroup_limits(proc: Path) -> Iterator[MemoryLimit]:
     """Yield the limits of this process's control groups. A group also has the limits of all groups above it."""
     groups = _groups(_lines(proc / "cgroup"))
-    for line in _lines(proc / "mountinfo"):
-        match = _MOUNT.fullmatch(line)
-        if match is None or match["kind"] not in groups:
+    for kind, root, mount in filter(None, map(_mounted, _lines(proc / "mountinfo"))):
+        if kind not in groups:
             continue
-        group = PurePosixPath(groups[match["kind"]])
-        for folder in _from_group_to_mount(group, match["root"], Path(match["mount"])):
-            text = "".join(_lines(folder / _LIMIT_FILES[match["kind"]])[:1]).strip()
+        for folder in _from_group_to_mount(PurePosixPath(groups[kind]), root, Path(mount)):
+            text = "".join(_lines(folder / _LIMIT_FILES[kind])[:1]).strip()
             if text.isdecimal():  # without a limit, version 2 has the text "max", and version 1 a huge number
                 yield MemoryLimit(int(text), "this container (the memory limit of its control group)")
+
+
+def _mounted(line: str) -> tuple[str, str, str] | None:
+    """Return type, root and mount point of a mounted hierarchy of control groups that can limit memory, else None.
+
+    Args:
+        line: Line of `mountinfo`, such as "36 35 0:30 /root/of/mount /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup
+            cgroup rw,memory".
+    """
+    place, _, system = line.rpartition(" - ")
+    fields = place.split()
+    kind, _, options = system.partition(" ")
+    if len(fields) < 5 or kind not in _LIMIT_FILES or (kind == "cgroup" and "memory" not in options.split(",")):
+        return None
+    return kind, fields[3], fields[4]
 
 
 def _groups(lines: list[str]) -> dict[str, str]:
@@ -99,7 +117,10 @@ def _process_limits() -> Iterator[MemoryLimit]:
         import resource
     except ImportError:  # Windows has no such limits
         return
-    used = psutil.Process().memory_info()
+    try:
+        used = psutil.Process().memory_info()
+    except (OSError, psutil.Error):
+        return
     unused = used.vms - used.rss
     private = getattr(used, "data", 0) - (used.rss - getattr(used, "shared", 0))
     for kind, empty, option in ((resource.RLIMIT_AS, unused, "-v"), (resource.RLIMIT_DATA, private, "-d")):

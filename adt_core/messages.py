@@ -12,15 +12,16 @@ TEMPLATES = {
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
     "benchmark.done": "{count} prompts; the results are in {folder}",
-    "benchmark.fastest": "Fastest: {method}, about {ratio} times as fast as without drafts ({low} to {high}).",
+    "benchmark.fastest": "Fastest: {method}, about {ratio} times as fast as without drafts.",
     "benchmark.kept": "{done} of {count} prompts kept. Press Run to continue. The results are in {folder}.",
-    "benchmark.progress": "{done} of {count} prompts, {methods} methods each",
+    "benchmark.progress": "{done} of {count} prompts, {number} of {methods} methods, now {method}",
     "benchmark.relaxed": "Changed by LANTERN: {methods}.",
+    "benchmark.warm_up": "Warming up {methods} methods",
     "check.differs": "Same image: no ({methods}).",
-    "check.faster": "About {ratio} times as fast ({low} to {high}). Keep Auto.",
+    "check.faster": "About {ratio} times as fast. Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
     "check.same": "Same image: yes.",
-    "check.slower": "About {ratio} times as fast ({low} to {high}). Set drafting to No drafting.",
+    "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
     "check.too_slow": "This model is too slow here to compare speeds.",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
@@ -44,6 +45,8 @@ TEMPLATES = {
     "download.retrying": "The Hub did not answer properly ({failed} of {tries} attempts); next attempt in {seconds} s",
     "download.waiting": "Waiting for another download to the same folder",
     "inputs.unknown": "Ignored, because this node has no such input: {names}. Its inputs are {inputs}.",
+    "mask.empty": "The mask is empty, so the image stays as it is. Open it in MaskEditor and paint over the part to "
+    "generate again.",
     "model.missing": "{model} is not installed; set if_missing to 'download' and run again",
     "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
     "preset.ignored": "Ignored, because preset is '{preset}': {values}. Set preset to '{custom}' to use your own "
@@ -65,6 +68,7 @@ TEMPLATES = {
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",
+    "race.interval": "95 % interval: {low} to {high}.",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",
     "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "

@@ -97,7 +97,8 @@ class Recipe(Settings):
         drafter: Name for `load_drafter`. It is None if there is no drafter, or if the default has not been chosen yet.
         negative: Negative prompt.
         suffix: Text to append to every prompt.
-        kept: Codes (image tokens) that every image begins with, row by row.
+        kept: Codes (image tokens) of the first cells of every image, row by row; -1 for cells to generate. The cells
+            after these are generated.
         sources: Source images as a flat list of numbers, in the encoding of `app/continuation.py`.
         image_index: Index of the first image among the images of its prompt.
     """
@@ -110,9 +111,17 @@ class Recipe(Settings):
     drafter: str | None = text(None, _DRAFTER_HELP, "PATH")
     negative: str = text("", _NEGATIVE_HELP)
     suffix: str = text("", "Appended to every prompt.")
-    kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MAX_CODE)
+    kept: tuple[int, ...] = setting(
+        (), "Codes of the cells that are kept; -1 for cells to generate.", low=-1, high=MAX_CODE
+    )
     sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MAX_CODE)
-    image_index: int = integer(0, "Index of the image among the images of its prompt.", 0, MAX_IMAGE_INDEX)
+    image_index: int = integer(
+        0,
+        "Index of the first image's noise: in a list, the number of the image minus 1.",
+        0,
+        MAX_IMAGE_INDEX,
+        metavar="N",
+    )
 
     @classmethod
     def options(cls) -> dict[str, Option]:

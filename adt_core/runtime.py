@@ -40,6 +40,7 @@ class Runtime:
         product_reports: Results of the trial of float32 products, by heads, shapes of weights and numbers of threads.
         cpu_sample: Last measurement of the use of the CPU (:mod:`.engine.device.threads`).
         unsaved_files: Content of cache files that could not be written to the disk, by path.
+        packed_weights: Packed copies of weights (:mod:`.models.packed`), by the id of the weight.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.
         capture_failure: Reason why CUDA graphs are off for all models; "" if they are on.
         streams: Pools of CUDA streams for capturing, by device.
@@ -61,6 +62,7 @@ class Runtime:
         self.product_reports: dict[Hashable, Any] = {}
         self.cpu_sample: Any = None
         self.unsaved_files: dict[Path, dict] = {}
+        self.packed_weights: dict[int, Any] = {}
         self.graph_failures: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.capture_failure = ""
         self.streams: dict[Hashable, Any] = {}

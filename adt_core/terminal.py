@@ -1,4 +1,4 @@
-"""Output to the terminal that does not fail, so that no finished result is lost.
+"""Output to the terminal that does not fail, so that no finished result is lost, and that obeys no foreign text.
 
 Output can fail because the terminal is closed, or the output is a broken pipe, or its encoding lacks some characters.
 """
@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
-from .errors import AdtError
+from .errors import AdtError, escape_controls
+
+_MOVE_UP = "\x1b[A"
+"""Control sequence that progress bars write, in a string of its own, to get to the bar above."""
 
 
 class _TolerantStream(io.TextIOBase):
-    """Wrapper of standard error that ignores failed writes.
+    """Wrapper of standard error that ignores failed writes, and escapes control characters.
 
-    The wrapped stream may be closed, on a full disk, or None.
+    The wrapped stream may be closed, on a full disk, or None. Progress bars may return to the start of the line.
     """
 
     encoding = "utf-8"  # type: ignore[assignment]
@@ -28,8 +31,10 @@ class _TolerantStream(io.TextIOBase):
         self.encoding = getattr(stream, "encoding", None) or self.encoding
 
     def write(self, text: str) -> int:
+        start = "\r" if text.startswith("\r") else ""
+        is_move = not text.replace(_MOVE_UP, "").strip("\r\n")
         with suppress(AttributeError, OSError, ValueError):
-            self._stream.write(text)
+            self._stream.write(text if is_move else start + escape_controls(text.removeprefix(start)))
         return len(text)
 
     def flush(self) -> None:
@@ -72,13 +77,13 @@ def tolerant_stderr() -> Iterator[None]:
 
 
 def print_result(text: str) -> None:
-    """Print the result of a command. A closed pipe, as with `head`, is not an error.
+    """Print the result of a command, with control characters escaped. A closed pipe, as with `head`, is not an error.
 
     Raises:
         AdtError: If the text cannot be written.
     """
     try:
-        print(text, flush=True)
+        print(escape_controls(text), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         if not isinstance(error, BrokenPipeError):

@@ -18,7 +18,7 @@ class ImageRound:
 
     Attributes:
         image: Index of the image within the decoding.
-        position: Raster position of the root, which is the image's last token before the round.
+        position: Raster position of the root, which is the image's last decided token before the round.
         depth_asked: Tree depth that the policy chose, reduced to the image's remaining positions if there are fewer.
         width_asked: Tree width that the policy chose.
         depth: Depth of the verified tree.
@@ -28,6 +28,7 @@ class ImageRound:
         substituted: Number of accepted drafts that differ from the exact sample (LANTERN).
         width: Largest number of drafts on a level of the verified tree.
         levels: Number of drafts on each level of the verified tree, from the root's children on.
+        kept: Number of kept tokens after the root that the round has read. They are not counted as generated.
     """
 
     image: int
@@ -41,6 +42,12 @@ class ImageRound:
     substituted: int = 0
     width: int = 0
     levels: tuple[int, ...] = ()
+    kept: int = 0
+
+    @property
+    def first(self) -> int:
+        """Raster position of the first token that the round generated."""
+        return self.position + 1 + self.kept
 
     @property
     def alpha(self) -> float:
@@ -89,7 +96,7 @@ class Trace:
         images: Number of images.
         prefill: Time of the prefill (the forward pass over the prompt) in seconds, by image index.
         rounds: The rounds.
-        start: Raster position of the first decoded token. The tokens before it were given.
+        given: For each image, whether the token at each raster position was given (kept). Empty if none was given.
         row_end: Whether each row of the grid is followed by a token that marks the end of the row.
         lead: Rows and columns of a smaller image whose tokens come before the grid; (0, 0) if there is none.
         speedup: Estimated speed-up over decoding without a drafter, of a finished decoding; None if it is not known.
@@ -100,7 +107,7 @@ class Trace:
     images: int
     prefill: dict[int, float] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
-    start: int = 0
+    given: list[list[bool]] = field(default_factory=list)
     row_end: bool = False
     lead: tuple[int, int] = (0, 0)
     speedup: float | None = None
@@ -125,14 +132,15 @@ class Trace:
 
         Some entries:
 
-        - `tau`: Average number of tokens that an image gets from a target forward pass after the prefill.
+        - `tokens`: Number of generated tokens. Kept tokens are not counted, here and in `tau`.
+        - `tau`: Average number of generated tokens that an image gets from a target forward pass after the prefill.
         - `mean_depth`: Average depth of the verified trees.
         - `substitution_rate`: Share of tokens that differ from the exact sample, because LANTERN accepted a substitute.
         - `seconds`: Total time, including the prefill. The time to load the models is not included.
         """
         records = [record for round in self.rounds for record in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
-        tokens = self.images * (self.length - self.start)
+        tokens = self.images * self.length - sum(map(sum, self.given))
         emitted = sum(record.accepted + 1 for record in records)
         drafts = sum(record.drafts for record in records)
         count = max(len(records), 1)
@@ -151,6 +159,27 @@ class Trace:
             "drafting_seconds": sum(round.drafting for round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
         }
+
+    @property
+    def start(self) -> int:
+        """Raster position of the first token that is generated in any of the images."""
+        columns = enumerate(zip(*self.given)) if self.given else ()
+        return next((position for position, given in columns if not all(given)), self.length if self.given else 0)
+
+    def stretches(self) -> list[list[int]]:
+        """Return for each image the lengths of its stretches of given and generated tokens, given first.
+
+        Example: an image whose token 2 is generated, of 4 tokens, has [2, 1, 1].
+        """
+        rows: list[list[int]] = []
+        for given in self.given:
+            lengths = [0]
+            for is_given in given:
+                if is_given == (len(lengths) % 2 == 0):
+                    lengths.append(0)
+                lengths[-1] += 1
+            rows.append(lengths)
+        return rows
 
     @property
     def prefill_seconds(self) -> float:
@@ -178,7 +207,8 @@ class Trace:
             if records:
                 rounds.append(replace(round, images=records, seconds=seconds, drafting=drafting))
         prefill = {number[image]: self.prefill.get(image, 0.0) for image in images}
-        return replace(self, images=len(images), prefill=prefill, rounds=rounds)
+        given = [self.given[image] for image in images] if self.given else []
+        return replace(self, images=len(images), prefill=prefill, rounds=rounds, given=given)
 
     def restart(self, images: list[int]) -> None:
         """Remove the records of images that are decoded again from the start. The times of their rounds are kept."""
@@ -211,12 +241,13 @@ class Trace:
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
         first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
-        tokens: list[float] = [0] * self.start + [first[figure]] * (self.length - self.start)
+        given = self.given[image] if self.given else [False] * self.length
+        tokens: list[float] = [0 if is_given else first[figure] for is_given in given]
         for round in self.rounds:
             for record in round.images:
                 if record.image == image:
                     emitted = record.accepted + 1
-                    begin = record.position + 1
+                    begin = record.first
                     time = 1000 * round.seconds / emitted
                     values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
                     tokens[begin : begin + emitted] = [values[figure]] * emitted

@@ -1,4 +1,4 @@
-"""Parts that several benchmarks share: held-out captions, an image metric, and interleaved comparisons.
+"""Parts that several benchmarks share: held-out captions, an image metric, and comparisons in turns.
 
 A held-out caption is a caption that no training has used. Captions are identified by their number.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from adt_core import Lantern, Pipeline, Recipe, Sampling
-from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
+from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, BenchmarkWorker, Preset, measure
 from adt_core.lab.quality import ImageMetric, Scores
 from adt_core.models.load import BUNDLED_SAMPLING
 from model_making.data import example
@@ -90,6 +90,6 @@ def compared(
     """
     benchmark = comparison(presets, prompts, recipe)
     benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})
-    pipelines = benchmark.pipelines(bundled())
+    worker = BenchmarkWorker(benchmark, benchmark.pipelines(bundled()))
     with tempfile.TemporaryDirectory() as folder:
-        return list(measure(benchmark, pipelines, Path(folder)))
+        return list(measure(worker, Path(folder)))

@@ -30,7 +30,7 @@ from .harness import captions
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
 """Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
-IMAGE = HERE / "assets" / "icon.png"
+IMAGE = HERE / "docs" / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 

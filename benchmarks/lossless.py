@@ -32,7 +32,7 @@ from adt_core.policies import PLAIN, CostProfile
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
-from .interleaving import header, row
+from .tables import header, row
 
 TIE = 1e-3
 """Maximum difference of two perturbed logits whose order float32 rounding may change."""

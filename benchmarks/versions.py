@@ -5,8 +5,8 @@
 
 Each checkout runs in a separate process. Both checkouts decode the first image, then both decode the second image, and
 so on. The benchmark reports the seconds per image of the bundled model, without reading the prompt and without the
-codec. It also reports two speed-ups, as medians with 95 % bootstrap intervals: of this checkout over the other commit,
-and of each method over plain decoding.
+codec. It also reports two speed-ups, as medians with 95 % intervals (from 6 prompts on): of this checkout over the
+other commit, and of each method over plain decoding.
 
 Both checkouts must accept the same options of ``generate``. This benchmark does not compare the images; use
 ``benchmarks.identity`` for that.
@@ -22,9 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+from adt_core.run import race
+
 from .checkouts import HERE, Checkout
 from .harness import captions
-from .interleaving import format_median, header, interleave, row
+from .tables import header, row
 
 FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
 METHODS = {
@@ -76,16 +78,16 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {name: partial(seconds, checkout, Path(folder)) for name, checkout in (("old", before), ("new", now))}
-        results = list(interleave(runs, tasks))
+        results = list(race.by_tasks(runs, tasks))
     counted = list(zip(tasks, results))[len(METHODS) :]
     times = {}
     for method in METHODS:
         selected = [result for task, result in counted if task[0] == method]
-        times[method] = [np.array([result[name] for result in selected]) for name in runs]
+        times[method] = [[result[name] for result in selected] for name in runs]
     print(header("method", "seconds per image, before", "now", "before / now", "speed-up over plain, before", "now"))
     for method, (old, new) in times.items():
-        speedups = [format_median(plain / drafted) for plain, drafted in zip(times["plain"], (old, new))]
-        print(row(method, f"{np.median(old):.3f}", f"{np.median(new):.3f}", format_median(old / new), *speedups))
+        speedups = [race.speedup(plain, drafted) for plain, drafted in zip(times["plain"], (old, new))]
+        print(row(method, f"{np.median(old):.3f}", f"{np.median(new):.3f}", race.speedup(old, new), *speedups))
 
 
 if __name__ == "__main__":

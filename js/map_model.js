@@ -6,6 +6,8 @@
  * cell is a place in the grid of an image's tokens. Cells are numbered row by row, from 0.
  */
 
+import { KeptTokens } from "./kept_tokens.js";
+
 /** Figures (quantities) by which tokens are coloured. `whole`: the values are integers. `least`: the minimum. */
 export const FIGURES = {
   acceptance: { whole: true, least: 1 },
@@ -56,6 +58,11 @@ class Grid {
     return row * this.columns + Math.min(at - row * (this.columns + this.ends), this.columns);
   }
 
+  /** The position of the token in a cell. */
+  positionOf(cell) {
+    return this.first + cell + this.ends * Math.floor(cell / this.columns);
+  }
+
   /** Store that a round generated the tokens from `begin` to `end` - 1. Tokens outside this grid are ignored. */
   enter(image, round, begin, end) {
     this.roundOf[image].fill(round, this.cellsBefore(begin), this.cellsBefore(end));
@@ -74,7 +81,7 @@ export class Run {
     this.prefill = header.prefill; // milliseconds
     this.digest = header.tokens ?? null; // of the generated tokens, after the run: runs with the same images have the same
     this.speedup = header.speedup ?? 0; // estimated speed-up over decoding without drafts; 0 if it is not known
-    this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
+    this.start = header.start ?? 0; // number of first tokens that all images keep from another image
     this.lantern = header.relaxed ?? false; // whether LANTERN was on
     this.inputs = header.inputs ?? {}; // values of the node when it was queued
     this.texts = header.texts ?? {}; // texts of the node's prompts: node id -> input id -> text
@@ -86,7 +93,8 @@ export class Run {
     this.#setGrids(header);
     this.rounds = []; // { ms, drafting (milliseconds), records: Map image -> record }
     this.done = 0; // generated tokens of all images
-    this.kept = this.count * this.start; // tokens of all images that were not generated
+    this.kept = new KeptTokens(header.given ?? null, this.start, this.count, this.tokens);
+    this.started = new Set(); // images with a record
     // Sums over the rounds: milliseconds; number of generated tokens, records and rounds; number of tokens that LANTERN
     // replaced; number of records with drafts.
     this.known = { ms: 0, emitted: 0, records: 0, rounds: 0, substituted: 0, drafted: 0 };
@@ -132,9 +140,10 @@ export class Run {
 
   #enter(index, image, { position, drafts, accepted, substituted }) {
     const next = Math.min(position + accepted + 2, this.tokens);
-    const isFirst = position === this.start;
+    const isFirst = !this.started.has(image) && !this.kept.has(image, this.start);
+    this.started.add(image);
     for (const grid of this.grids) {
-      if (isFirst) grid.enter(image, PREFILL, position, position + 1); // the prompt's pass generates the first token
+      if (isFirst) grid.enter(image, PREFILL, this.start, this.start + 1); // the prompt's pass generates the first token
       grid.enter(image, index, position + 1, next);
     }
     this.done += next - 1 - position + Number(isFirst);
@@ -153,8 +162,14 @@ export class Run {
   pending(image) {
     if (this.state === "done") return [];
     const known = this.roundOf[image].findLastIndex((round) => round !== NONE) + 1;
-    const first = Math.max(known, this.shown.cellsBefore(this.start));
-    return Array.from({ length: this.cells - first }, (_, i) => first + i);
+    const cells = Array.from({ length: this.cells - known }, (_, i) => known + i);
+    const kept = this.keptCells(image);
+    return cells.filter((cell) => !kept[cell]);
+  }
+
+  /** For each cell of an image, whether its token was kept. */
+  keptCells(image) {
+    return Array.from({ length: this.cells }, (_, cell) => this.kept.has(image, this.shown.positionOf(cell)));
   }
 
   /** Choose the grid to show: the grid that is being generated before round `until`, or the image's grid at the end. */
@@ -233,7 +248,7 @@ export class Run {
 
   /** Number of tokens to generate, over all images. */
   get total() {
-    return this.count * this.tokens - this.kept;
+    return this.count * this.tokens - this.kept.count;
   }
 
   /** All data of the token in a cell of an image, or null if the token is not generated yet. */

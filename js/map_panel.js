@@ -312,8 +312,7 @@ export class MapPanel {
 
   // ---- drawing -----------------------------------------------------------------------------
 
-  /** Draw with the next frame. */
-  /** A property, because it is passed on as a callback. */
+  /** Draw with the next frame. This is a property, because it is passed on as a callback. */
   redraw = () => {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
@@ -412,6 +411,7 @@ export class MapPanel {
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
         hidden: hidden.length ? hidden : null,
+        kept: run.kept.isMask ? run.keptCells(image) : null,
         tree: untils[i] === Infinity ? [] : draftTree(run, image, untils[i]),
       };
     });

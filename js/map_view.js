@@ -5,6 +5,7 @@
  */
 
 import { SCALE } from "./colours.js";
+import { drawMask } from "./kept_tokens.js";
 
 // In CSS pixels:
 const GAP = 8; // between two grids
@@ -125,10 +126,10 @@ function toImage(pixels, rows, columns) {
  * @param {CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D} context scaled to CSS pixels
  * @param {{width: number, height: number}} size in CSS pixels
  * @param {object[]} panes one per run:
- *   { box, rows, columns, values, range, ink, bitmap, opacity, label, cursor, together, hidden, tree }.
+ *   { box, rows, columns, values, range, ink, bitmap, opacity, label, cursor, together, hidden, kept, tree }.
  *   `values` has the figure of each cell, and `range` the ends of the colour scale. `bitmap` is the image or null.
  *   `cursor` is a cell or null, and `together` the first and last cell of its round. `hidden` lists the cells that are
- *   not generated yet, or is null. For `tree`, see `draftTree` in replay.js.
+ *   not generated yet, or is null. `kept` is as for `drawMask`. For `tree`, see `draftTree` in replay.js.
  */
 export function draw(context, size, panes) {
   context.clearRect(0, 0, size.width, size.height);
@@ -153,6 +154,7 @@ function drawPane(context, size, pane) {
   context.drawImage(paint(pane.values, rows, columns, pane.range), box.x, box.y, box.width, box.height);
   context.globalAlpha = 1;
   if (box.width / columns >= MIN_GRID_CELL && (!pane.bitmap || pane.opacity > 0)) drawGrid(context, pane);
+  drawMask(context, pane);
   for (const level of pane.tree) drawLevel(context, pane, level);
   if (pane.cursor !== null) drawCursor(context, pane);
   context.restore();

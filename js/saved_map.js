@@ -5,6 +5,8 @@
  * A round is one pass of the model. A record is the part of one image in a round.
  */
 
+import { checkStretches } from "./kept_tokens.js";
+
 /** Number of columns of a record besides its image and position, and the indices of two of these columns. */
 const NUMBERS = 7;
 const ACCEPTED = 5;
@@ -25,7 +27,7 @@ const FILE_BYTES = 2 ** 21; // bytes of the unpacked numbers of all maps of a fi
 
 /**
  * @typedef {{data: string, images: number, grid: number[], ends?: number, small?: number[] | null, start?: number,
- *   thumbnails?: string[]} & Record<string, any>} SavedMap
+ *   given?: number[][] | null, thumbnails?: string[]} & Record<string, any>} SavedMap
  */
 
 /** Memory in bytes that the maps of a file may still use. */
@@ -49,7 +51,7 @@ export class Budget {
  * @returns {SavedMap}
  */
 export function checkMap(saved, budget) {
-  const { grid, images, thumbnails, inputs, texts, ends, small, start, prefill, part, parts } = saved;
+  const { grid, images, thumbnails, inputs, texts, ends, small, start, given, prefill, part, parts } = saved;
   const [rows, columns] = grid.map((side) => count(side, 1, CELLS));
   const before = small ? small.slice(0, 2).map((side) => count(side, 1, CELLS)) : null;
   budget.take(count((rows * columns + tokensBefore(before)) * count(images, 1, IMAGES), 1, CELLS));
@@ -62,6 +64,7 @@ export function checkMap(saved, budget) {
     ends: ends ? 1 : 0,
     small: before,
     start: count(start ?? 0, 0, longest - 1),
+    given: checkStretches(given, images, tokensBefore(before) + rows * (columns + (ends ? 1 : 0))),
     speedup: Math.min(Math.max(Number(saved.speedup) || 0, 0), LARGEST),
     prefill: Math.min(Math.max(Number(prefill) || 0, 0), LARGEST),
     part: count(part ?? 0, 0, 1),

@@ -28,9 +28,9 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling, load_drafter, load_target
-from adt_core.run.images import to_uint8
 from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import PLAIN
+from adt_core.run.images import to_uint8
 
 from .data import example
 from .prompts import PROMPTS, TEMPLATES, PromptSpec

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from adt_core import load_target
-from adt_core.run.images import to_uint8
 from adt_core.models.vq import VQModel
+from adt_core.run.images import to_uint8
 
 from .background import classify_background
 from .detector import Detection, detect_objects

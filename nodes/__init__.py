@@ -4,20 +4,19 @@ import logging
 from functools import partial
 
 from comfy_api.v0_0_2 import ComfyExtension, io
-from server import PromptServer
 
 from ..adt_core.runtime import get_runtime
 from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeBatchReport
-from .comfy_runtime import tell
+from .comfy_runtime import server, tell
 from .compare import ADTTreeCompare
 from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
 from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
-from .prompts import ADTTreePrompts
+from .prompts import VALIDATION, ADTTreePrompts
 from .run_stats import ADTTreeMapToImage, ADTTreeRunStats
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
@@ -32,8 +31,10 @@ class ADTTreeExtension(ComfyExtension):
         folders.register()
         web_address.register()
         get_runtime().notify = partial(tell, level=logging.INFO, is_lasting=False)
-        for handler in (saved_map.remind, map_homes.announce):
-            PromptServer.instance.add_on_prompt_handler(handler)
+        web_address.warn_of_copies("ADTTreeSampler")
+        if (instance := server()) is not None:
+            for handler in (VALIDATION.renew, saved_map.remind, map_homes.announce):
+                instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,
             ADTTreeImageSize,

@@ -22,7 +22,7 @@ from ..adt_core import AdtError, Lantern, Pipeline
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message
-from ..adt_core.run.identity import SETTINGS_KEY, digest
+from ..adt_core.run.identity import digest
 from ..adt_core.run.images import is_keyword, named_folder, read_pixels
 from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
 from ..adt_core.run.stats import IMAGE_STATS
@@ -285,8 +285,8 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
         shown = 0.0
         for step in run.decode(missing, batch_size):
             for finished in step.finished:
-                result = finished.result(metadata(hidden), **{SETTINGS_KEY: batch.store.identity.key})
-                batch.store.add(finished.job, result.png)
+                result = finished.result(metadata(hidden), **finished.listed(batch.store.identity.key))
+                batch.store.add(finished.job, result.png, result.record)
                 done.append(finished.job)
             if step.finished and time.monotonic() - shown > _SHOWN_EVERY:
                 show_images(node_id, _saved(done[-_SHOWN:], batch.store.folder))

@@ -1,6 +1,5 @@
 """Benchmark node: compares drafting methods on a list of prompts, and writes a table of results."""
 
-from functools import partial
 from pathlib import Path
 
 import folder_paths
@@ -34,7 +33,8 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "model": "The model that generates the images.",
         "prompts": "One prompt per line, or the name of a file in ComfyUI's input folder: text, table (.csv, .tsv), "
         "MS-COCO captions (.json) or .jsonl. If empty, captions that are included in the pack.",
-        "count": "Maximum number of prompts to use. The selection does not depend on the seed.",
+        "count": "Maximum number of prompts to use. From 6 prompts on, the table has confidence intervals. The "
+        "selection does not depend on the seed.",
         "seed": "Sets the noise of all images.",
         "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
         "custom uses the guidance and temperature that you set here.",
@@ -142,19 +142,27 @@ def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str
     folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
 
-    def newest() -> Image.Image:
+    def newest() -> Image.Image | None:
+        if not records:
+            return None
         return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
 
-    progress = Progress(len(plan.prompts), node_id, newest)
-    line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(pipelines))
+    count = len(plan.prompts)
+    methods = len(pipelines)
+    progress = Progress(count * methods, node_id, newest)
+
+    def before(number: int, method: str) -> None:
+        done = len(records)
+        line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
+        progress.update(done * methods + number, line)
+
+    worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before)
     shown = f"output/{FOLDER}/{folder.name}"
-    progress.say(line(done=0))
-    with telling_what_is_kept(
-        lambda: message("benchmark.kept", done=len(records), count=len(plan.prompts), folder=shown)
-    ):
-        for record in bench.measure(plan, pipelines, folder, check_cancelled):
-            records.append(record)
-            progress.update(len(records), line(done=len(records)))
+    progress.say(message("benchmark.warm_up", methods=methods))
+    with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=shown)):
+        for record in bench.measure(worker, folder):
+            records.append(record)  # one by one, because the progress counts them
+    progress.update(progress.total)
     table, _ = report.write(records, settings, folder)
-    progress.say(message("benchmark.done", count=len(records), folder=shown))
+    progress.say(message("benchmark.done", count=count, folder=shown))
     return table

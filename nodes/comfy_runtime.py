@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import sys
 import time
 import weakref
@@ -14,6 +15,7 @@ from typing import Any
 import comfy.memory_management
 import comfy.model_management as mm
 import comfy.utils
+import folder_paths
 import torch
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.model_patcher import ModelPatcher
@@ -43,6 +45,36 @@ check_cancelled = mm.throw_exception_if_processing_interrupted
 `check` and does not catch the exception, which is a BaseException in newer versions of ComfyUI."""
 
 
+def server() -> PromptServer | None:
+    """Return ComfyUI's server, or None if a script runs nodes without a server."""
+    return getattr(PromptServer, "instance", None)
+
+
+def send(event: str, data: Any, tab: str | None) -> None:
+    """Send a message to a browser tab, or to all tabs if `tab` is None. Without a server, nothing is sent."""
+    if (instance := server()) is not None:
+        instance.send_sync(event, data, tab)
+
+
+def without_roots(text: str) -> str:
+    """Return a text without the absolute paths of ComfyUI's folders: clients need not know where a server keeps files.
+
+    For example, "'/srv/comfy/input/a.txt' can't be read" becomes "'input/a.txt' can't be read".
+    """
+    folders = {
+        "output": folder_paths.get_output_directory(),
+        "input": folder_paths.get_input_directory(),
+        "temp": folder_paths.get_temp_directory(),
+        "models": folder_paths.models_dir,
+        "ComfyUI": folder_paths.base_path,
+        "~": os.path.expanduser("~"),
+    }
+    for name, path in folders.items():
+        if len(path) > 1:
+            text = text.replace(path, name)
+    return text
+
+
 def hardware() -> Hardware:
     """Return the device of ComfyUI's models, and the precisions that ComfyUI uses on it."""
     device = mm.get_torch_device()
@@ -67,13 +99,13 @@ def refusal(make: Callable, **values) -> bool | str:
     try:
         make(**given)
     except AdtError as error:
-        return str(error)
+        return without_roots(str(error))
     return True
 
 
 def watched() -> str | None:
     """Return the client id of the browser tab that queued the prompt, or None if no browser did."""
-    return getattr(getattr(PromptServer, "instance", None), "client_id", None)
+    return getattr(server(), "client_id", None)
 
 
 def wants_previews() -> bool:
@@ -86,7 +118,8 @@ def wants_previews() -> bool:
         return True
     if watched() is None or any(word.startswith("--preview-m") for word in sys.argv[1:]):
         return False
-    (_, _, _, extra_data, *_), *_ = PromptServer.instance.prompt_queue.currently_running.values()
+    running = getattr(server(), "prompt_queue", None)
+    (_, _, _, extra_data, *_), *_ = running.currently_running.values() if running else [(None, None, None, {})]
     return extra_data.get("preview_method") != LatentPreviewMethod.NoPreviews.value
 
 
@@ -97,7 +130,12 @@ def preview_side() -> int:
 
 def prompt_id() -> str | None:
     """Return the id of the running prompt, or None outside ComfyUI's prompt loop."""
-    return getattr(PromptServer.instance, "last_prompt_id", None)
+    return getattr(server(), "last_prompt_id", None)
+
+
+def running_node() -> str | None:
+    """Return the id of the running node, or None outside ComfyUI's prompt loop."""
+    return getattr(server(), "last_node_id", None)
 
 
 def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -111,7 +149,7 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     tab = watched()
     if tab is not None:
         shown = {"node": node_id, "display_node": node_id, "output": {"images": list(saved)}, "prompt_id": prompt_id()}
-        PromptServer.instance.send_sync("executed", shown, tab)
+        send("executed", shown, tab)
 
 
 class ADTTreeWeights(torch.nn.Module):
@@ -178,7 +216,7 @@ def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> No
         is_lasting: Whether the page shows the line after the run.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
-    node_id = PromptServer.instance.last_node_id if watched() is not None else None
+    node_id = running_node() if watched() is not None else None
     if node_id is not None:
         _show_line(node_id, text, level, is_lasting)
 
@@ -195,8 +233,9 @@ def _show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     parts = [part._asdict() for part in parts_of(text)]
     name = logging.getLevelName(level).lower()
     detail = {"node": node_id, "text": line, "parts": parts, "level": name, "is_lasting": is_lasting}
-    PromptServer.instance.send_sync(_LINE_EVENT, detail, tab)
-    PromptServer.instance.send_progress_text(line, node_id, tab)
+    send(_LINE_EVENT, detail, tab)
+    if (instance := server()) is not None:
+        instance.send_progress_text(line, node_id, tab)
 
 
 def drop_unused_results() -> None:

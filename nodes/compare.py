@@ -1,6 +1,5 @@
 """Compare node: generates the image of one prompt and seed in two ways, as run A and run B, and compares both runs."""
 
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
 from ..adt_core.policies import PLAIN
+from ..adt_core.run import race
 from ..adt_core.run.truncation import RAISE
 from .clip_and_vae import ImageTokenizer, to_picture
 from .comfy_runtime import Progress
@@ -17,7 +17,7 @@ from .drafting import AUTO, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
-from .schema import Tooltips, schema
+from .schema import Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -107,9 +107,8 @@ class ADTTreeCompare(io.ComfyNode):
         other = run.drafted(drafter, settings=settings_b or {"method": PLAIN})
         both, trial = ([run.decoding(), other.decoding()] for _ in range(2))
         with replace(run, drafter=run.drafter or other.drafter).loaded(*both):
-            for decoding in trial:  # its time and tokens are not used
-                decoding.warm_up()
-            maps = _take_turns(both, cls.hidden)
+            race.warm_up(trial)
+            maps = _take_turns(both, cls.hidden, input_ids(cls))
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
@@ -121,24 +120,13 @@ class ADTTreeCompare(io.ComfyNode):
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
-def _take_turns(both: list[Decoding], hidden: io.Hidden) -> list[LiveMap]:
-    """Run both decodings to the end, show progress and a live map for each, and return the maps.
-
-    In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore progress at the
-    same rate, and a change in the machine's load affects both.
-    """
-    total = both[0].total_tokens
-    progress = Progress(2 * total, hidden.unique_id, previews(*both))
-    maps = [LiveMap(decoding, hidden, part, 2) for part, decoding in enumerate(both)]
-    with ExitStack() as stack:
-        running = [stack.enter_context(closing(iter(decoding))) for decoding in both]
-        done = [0, 0]
-        while min(done) < total:
-            behind = done.index(min(done))
-            next(running[behind], None)
-            maps[behind].update()
-            done = [decoding.done_tokens for decoding in both]
-            progress.update(sum(done))
+def _take_turns(both: list[Decoding], hidden: io.Hidden, known: list[str]) -> list[LiveMap]:
+    """Run both decodings to the end in turns, show progress and a live map for each, and return the maps."""
+    progress = Progress(sum(decoding.total_tokens for decoding in both), hidden.unique_id, previews(*both))
+    maps = [LiveMap(decoding, hidden, known, part, 2) for part, decoding in enumerate(both)]
+    for part in race.by_rounds(dict(enumerate(both))):
+        maps[part].update()
+        progress.update(sum(decoding.done_tokens for decoding in both))
     return maps
 
 
@@ -156,7 +144,8 @@ def _report(a: Decoding, b: Decoding) -> str:
     difference = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"
     if differ and any(report["lantern"] for report in reports):
         difference += ", because a replaced token also changes the tokens after it"
-    lines = [f"A is {reports[1]['seconds'] / reports[0]['seconds']:.2f} times as fast as B; {difference}"]
+    speedup = race.ratio_of_totals(*([report["seconds"]] for report in reversed(reports)))
+    lines = [f"A is {speedup:.2f} times as fast as B; {difference}"]
     for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens per second, {report['tau']:.2f} per pass of the model"
         lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import comfy.model_management as mm
 from comfy.cli_args import args
-from server import PromptServer
 
 from ..adt_core import AdtError
 from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, kept_message, terms
@@ -22,7 +21,7 @@ from ..adt_core.models.load import find_published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
 from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, tell
+from .comfy_runtime import Progress, check_cancelled, send, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]
@@ -91,7 +90,7 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
     with telling_what_is_kept(lambda: kept_message(parts)):
         download(parts, report, check_cancelled)
     tell(message("download.done", model=parts[0].download.name), logging.INFO, is_lasting=False)
-    PromptServer.instance.send_sync(_EVENT, offered_downloads())
+    send(_EVENT, offered_downloads(), None)
 
 
 def offered_downloads() -> dict[str, dict[str, str]]:

@@ -4,6 +4,7 @@ ComfyUI requests the lists for every `/object_info` and every prompt. Directory 
 therefore cached with their modification times, so an unchanged list costs one `stat` per directory.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -13,7 +14,7 @@ import folder_paths
 
 from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
-from ..adt_core.errors import shown
+from ..adt_core.errors import one_line, shown
 from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
@@ -308,9 +309,20 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
             listed = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
-    folders = tuple(e.path for e in listed if e.is_dir() and not is_hidden(e.name))
+    folders = tuple(e.path for e in listed if e.is_dir() and not is_hidden(e.name) and not _is_loop(e))
     files = tuple(e.path for e in listed if is_target_file(e.name) and e.is_file())
     return any(e.name == "config.json" and e.is_file() for e in listed), folders, files
+
+
+def _is_loop(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a link to a folder that contains it, and log a remark."""
+    if not entry.is_symlink():
+        return False
+    target = Path(os.path.realpath(entry.path))
+    is_loop = Path(os.path.realpath(os.path.dirname(entry.path))).is_relative_to(target)
+    if is_loop:
+        logging.warning("ADT-Tree: the folder %s links to itself and is not searched.", one_line(entry.path))
+    return is_loop
 
 
 @lru_cache(maxsize=256)

@@ -1,10 +1,12 @@
-"""Reader of a LATENT from which images are continued. Their first tokens are kept, the others are generated again."""
+"""Reader of a LATENT of which a part is kept. The other tokens are generated again."""
 
 import torch
 from torch import Tensor
 
 from ..adt_core import AdtError, Target
-from ..adt_core.app.continuation import prefix_length
+from ..adt_core.errors import shown
+from ..adt_core.messages import message
+from ..adt_core.run.masks import generated_cells, upper_part_kept
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
@@ -23,16 +25,16 @@ def read_latent(
 
     Args:
         target: Target model that generates the new images. Its prompts include the source images.
-        keep: Share of the rows to keep, 0 to 1.
+        keep: Share of the rows to keep, 0 to 1. A noise mask in the LATENT replaces `keep` and `keep_left`.
         keep_left: In the first row below the kept rows, the share of tokens to keep, from the left, 0 to 1.
         copies: Number of new images per image of the LATENT.
 
     Returns:
-        Codes [B * copies, P] of the P tokens that are kept, and noise indices [B * copies].
+        Codes [B * copies, cells] that are kept, -1 for cells to generate, and noise indices [B * copies].
 
     Raises:
-        AdtError: If the LATENT is empty (all zeros), if it has the channels or the size of another model, or if it has
-            a noise mask. The model generates row by row, so it cannot fill a masked region.
+        AdtError: If the LATENT is empty (all zeros), if it has the channels or the size of another model, or if its
+            noise mask is not valid.
     """
     samples = latent.get("samples")
     if isinstance(samples, Tensor) and not samples.any():
@@ -42,10 +44,34 @@ def read_latent(
         )
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
-    kept = target.beginning(codes, prefix_length(target.grid, keep, keep_left))
-    indices = latent.get("batch_index") or list(range(len(codes)))
+    kept = target.kept(codes, _generated(latent, len(codes), target, keep, keep_left))
+    indices = _batch_index(latent, len(codes))
     step = max(indices) + 1
     return kept.repeat(copies, 1), [index + copy * step for copy in range(copies) for index in indices]
+
+
+def empty_mask_note(latent: dict, kept: Tensor) -> str:
+    """Return a sentence for the user if the LATENT's noise mask generates no token of `kept`, or ""."""
+    return message("mask.empty") if latent.get("noise_mask") is not None and (kept >= 0).all() else ""
+
+
+def _batch_index(latent: dict, count: int) -> list[int]:
+    """Return the index that each image of a LATENT had in its batch.
+
+    Raises:
+        AdtError: If `batch_index` is not a list, array or tensor of one whole number per image.
+    """
+    given = latent.get("batch_index")
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if values is None or values == []:
+        return list(range(count))
+    is_valid = isinstance(values, list | tuple) and all(type(v) is int and 0 <= v < 2**31 for v in values)
+    if not is_valid or len(values) != count:
+        raise AdtError(
+            f"latent_image: its batch_index is {shown(values)}, but a list of {count} whole numbers was expected, one "
+            "per image; remove the node that made it."
+        )
+    return list(values)
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
@@ -74,8 +100,22 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
         return torch.cat([codec.nearest(vectors).cpu() for vectors in samples.split(1)])
 
 
+def _generated(latent: dict, images: int, target: Target, keep: float, keep_left: float) -> Tensor:
+    """Return which cells are generated, bool [images or 1, rows, columns]: those of the noise mask, or the lower part.
+
+    If there are fewer masks than images, the masks are repeated, as in ComfyUI's samplers.
+    """
+    mask = latent.get("noise_mask")
+    if mask is None:
+        return upper_part_kept(target.grid, prefix_length(target.grid, keep, keep_left))
+    if not isinstance(mask, Tensor):
+        raise AdtError("latent_image: its noise_mask is not a mask; make it with Set Latent Noise Mask.")
+    generated = generated_cells(mask, target.grid, "latent_image")
+    return generated[torch.arange(images) % len(generated)]
+
+
 def _check(latent: dict, codes: Tensor, target: Target) -> None:
-    """Raise AdtError if the LATENT does not have the size of the target's images, or if it has a noise mask."""
+    """Raise AdtError if the LATENT does not have the size of the target's images."""
     rows, columns = target.grid
     if tuple(codes.shape[1:]) != (rows, columns):
         side = target.downsample
@@ -83,9 +123,4 @@ def _check(latent: dict, codes: Tensor, target: Target) -> None:
             f"latent_image: this LATENT has {codes.shape[1]} rows and {codes.shape[2]} columns of tokens, but the "
             f"model draws {rows} by {columns}; scale the image to {columns * side} by {rows * side} pixels before "
             "VAE Encode."
-        )
-    if latent.get("noise_mask") is not None:
-        raise AdtError(
-            "latent_image: it carries a noise mask, but this kind of model draws row by row and can't fill in a masked "
-            "place; take the mask away, and say with keep_top and keep_left where the new part begins."
         )

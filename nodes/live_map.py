@@ -13,24 +13,27 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import folder_paths
 from PIL import Image
-from server import PromptServer
 
 from ..adt_core import Decoding, Round
 from ..adt_core.run.identity import digest
-from .comfy_runtime import MAP_PICTURE, prompt_id, watched
+from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
-"""Fields of a record in live messages; see `ImageRound`. A record of the finished map also has the number of drafts on
-each tree level, because the replay of a finished run shows them."""
+"""Fields of a record in live messages; see `ImageRound`. The position is that of the token before the first generated
+token, so kept tokens that the round has read are left out. A record of the finished map also has the number of drafts
+on each tree level, because the replay of a finished run shows them."""
+_LONGEST_VALUE = 200  # maximum number of characters of a widget's value
+_LONGEST_TEXT = 100_000  # maximum number of characters of all typed texts; longer texts are left out
+_MOST_NODES, _MOST_TEXTS = 100, 20  # maximum number of nodes with typed texts, and of texts of a node
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
 
@@ -41,16 +44,17 @@ class LiveMap:
     Args:
         decoding: Decoding of the run. Its trace grows during the run.
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
+        known: Ids of the node's inputs. API clients can send any values for other ids, in any size.
         part: Index of this run among the runs that the node makes side by side.
     """
 
     _INTERVAL = 0.1
 
-    def __init__(self, decoding: Decoding, hidden: Any, part: int = 0, parts: int = 1):
+    def __init__(self, decoding: Decoding, hidden: Any, known: Collection[str], part: int = 0, parts: int = 1):
         self._decoding = decoding
         self._trace = decoding.trace
         self._prompt = prompt_id()
-        self._node = PromptServer.instance.last_node_id  # in a loop, `unique_id` names a copy that the page lacks
+        self._node = running_node()  # in a loop, `unique_id` names a copy that the page lacks
         self._part = part
         self._parts = parts
         self._interval = self._INTERVAL * parts
@@ -58,7 +62,7 @@ class LiveMap:
         workflow = (workflow_of(hidden) or {}).get("id")
         self._workflow = workflow if isinstance(workflow, str) else None
         self._hidden = hidden
-        self._inputs = _values(hidden)
+        self._inputs = _values(hidden, known)
         self._sent = 0
         self._next = 0.0
 
@@ -71,7 +75,7 @@ class LiveMap:
         self._next = math.inf  # if sending fails, this value stays, so that no further message is sent
         with decorating("the live map"):
             rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
-            PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
+            send(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
             self._sent += len(rounds)
             self._next = now + self._interval
 
@@ -135,6 +139,7 @@ class LiveMap:
             "ends": int(trace.row_end),
             "small": list(trace.lead) if trace.lead_length else None,
             "start": trace.start,
+            "given": trace.stretches() if any(True in given[trace.start :] for given in trace.given) else None,
             "prefill": _milliseconds(trace.prefill_seconds),
         }
 
@@ -153,26 +158,30 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
     return None
 
 
-def _values(hidden: Any) -> dict[str, str]:
-    """Return input id -> value of the node's widgets in the queued prompt. Linked inputs are left out."""
+def _values(hidden: Any, known: Collection[str]) -> dict[str, str]:
+    """Return input id -> value of the node's widgets in the queued prompt, cut. Linked inputs are left out."""
     inputs = _inputs(hidden, hidden.unique_id)
-    plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
+    plain = {name: inputs[name] for name in known if isinstance(inputs.get(name), str | int | float)}
+    return {name: (v if isinstance(v, str) else json.dumps(v))[:_LONGEST_VALUE] for name, v in plain.items()}
 
 
 def _texts(hidden: Any) -> dict[str, dict[str, str]]:
     """Return the texts that the user has typed for the prompt and the negative prompt: node id -> input id -> text.
 
     The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
+    It ends after `_MOST_NODES` nodes and `_LONGEST_TEXT` characters, because a prompt can have any size.
     """
+    left = _LONGEST_TEXT
     texts: dict[str, dict[str, str]] = {}
     pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
     while pending:
         given = pending.pop()
         number = given[0] if isinstance(given, list) and given and isinstance(given[0], str) else None
-        if number is not None and number not in texts:
+        if number is not None and number not in texts and len(texts) < _MOST_NODES:
             inputs = _inputs(hidden, number)
-            texts[number] = {name: value for name, value in inputs.items() if isinstance(value, str)}
+            typed = {name: value for name, value in inputs.items() if isinstance(value, str) and len(value) <= left}
+            texts[number] = dict(list(typed.items())[:_MOST_TEXTS])
+            left -= sum(map(len, texts[number].values()))
             pending += [value for name, value in inputs.items() if name != "clip"]
     return {number: typed for number, typed in texts.items() if typed}
 
@@ -183,7 +192,9 @@ def _inputs(hidden: Any, number: Any) -> dict:
 
 
 def _pack(round: Round) -> list:
-    records = ([getattr(record, name) for name in RECORD] for record in round.images)
+    records = (
+        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:])] for record in round.images
+    )
     return [_milliseconds(round.seconds), _milliseconds(round.drafting), *records]
 
 

@@ -6,8 +6,7 @@ open another workflow before the prompt finishes.
 
 from uuid import uuid4
 
-from server import PromptServer
-
+from .comfy_runtime import send
 from .log_errors import decorating
 from .saved_map import homes
 
@@ -31,5 +30,5 @@ def announce(request: dict) -> dict:
         if isinstance(tab, str) and places is not None:
             if request.get("prompt_id") is None:
                 request["prompt_id"] = str(uuid4())
-            PromptServer.instance.send_sync(EVENT, {"prompt": request["prompt_id"], "homes": places}, tab)
+            send(EVENT, {"prompt": request["prompt_id"], "homes": places}, tab)
     return request

@@ -10,6 +10,7 @@ import folder_paths
 from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError
+from ..adt_core.app.prompt_remarks import remarks
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -22,12 +23,14 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
+from ..adt_core.errors import Check, substitute_inputs
 from ..adt_core.files import is_hidden
 from ..adt_core.messages import message
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from .schema import Tooltips, schema
 from .sockets import checked
+from .validation_budget import Budget
 
 TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
@@ -35,8 +38,10 @@ LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 NO_SEED = -1
 """Placeholder for the seed of a prompt for which the file has no seed."""
 QUICK = 128 * 2**10
-"""Maximum size in bytes of a file that is read during validation. To read a file of this size takes about 0.3 s, and
-ComfyUI's server answers no other request during this time."""
+"""Maximum size in bytes of a file that is read during validation. ComfyUI's server answers no other request during this
+time."""
+VALIDATION = Budget(0.25)
+"""Time for reading lists during the validation of one queued prompt, which may have any number of nodes."""
 
 
 _PROMPTS_TOOLTIPS = Tooltips(
@@ -134,9 +139,11 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
-        if note := blank_note(listed):
-            tell(note)
+        entries = read(_source(file, text), _name(file), caption, check_cancelled)
+        listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
+        for note in (blank_note(listed), remarks(listed)):
+            if note:
+                tell(note)
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
         if file == TYPED and len(prompts) < len(selected):
@@ -169,23 +176,42 @@ def _name(file: str) -> str:
 
 
 def check(text: str, name: str) -> None:
-    """Check prompts before a run, except files larger than `QUICK`.
+    """Check prompts before a run, except files larger than `QUICK`, and files for which `VALIDATION` has no time left.
 
     Raises:
         AdtError: If `read` would raise it.
     """
     path = _named(text, name)
-    if path is not None and (not path.is_file() or path.stat().st_size <= QUICK):
+    if path is None:
+        return
+    if not path.is_file():
         read(text, name)
+    status = path.stat()
+    if status.st_size > QUICK:
+        return
+    key = str(path), status.st_size, status.st_mtime_ns, status.st_ino
+    problem = VALIDATION.verdict(key, lambda: _problem(text))
+    if problem:
+        raise AdtError(substitute_inputs(problem, lambda field: name if field == "prompts" else field))
 
 
-def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
+def _problem(text: str) -> str:
+    """Return the template of the AdtError that `read` raises for the name of a file, or ""."""
+    try:
+        read(text, "`prompts`")
+    except AdtError as error:
+        return error.template
+    return ""
+
+
+def read(text: str, name: str, caption: str = CAPTIONS[0], check: Check = lambda: None) -> list[PromptEntry]:
     """Read the prompts of an input.
 
     Args:
         text: One prompt per line, or the name of a prompt file in ComfyUI's input folder. If empty, the bundled
             captions are read.
         caption: Which captions of an MS-COCO image to use, one of `CAPTIONS`.
+        check: Called often. It may raise an exception to cancel.
 
     Returns:
         The prompts. A blank prompt has an empty text.
@@ -195,7 +221,9 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """
     path = _named(text, name)
     with _naming_input(name):
-        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else parse_lines(text)
+        if path or not text.strip():
+            return read_all(path or BUNDLED_CAPTIONS, caption, check)
+        return parse_lines(text, check)
 
 
 def _named(text: str, name: str) -> Path | None:

@@ -5,6 +5,7 @@ The output LATENT holds the codebook vectors of the images. VAE Decode decodes t
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import comfy.model_management as mm
 import torch
@@ -17,10 +18,10 @@ from ..adt_core.run.jobs import Job
 from ..adt_core.run.truncation import RAISE
 from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
-from .latent import read_latent
+from .latent import empty_mask_note, read_latent
 from .live_map import LiveMap, finished
 from .sampling import Run, invalid_prompts_input, noise_input, prepare, preset_input, previews, sampling_inputs
-from .schema import IMAGE_TOKENS, Tooltips, schema
+from .schema import IMAGE_TOKENS, Tooltips, input_ids, schema
 from .sockets import (
     DrafterSocket,
     LanternSocket,
@@ -61,11 +62,12 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "compares the prompt with no text (Emu3: with its published negative prompt).",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
-        "keep_top sets how much of it stays. It must have the model's size; each of its images is generated "
-        "batch_size times.",
+        "keep_top, or a mask from Set Latent Noise Mask, sets what stays. It must have the model's size; each of its "
+        "images is generated batch_size times.",
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
-        "nothing but the batch.",
-        "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left.",
+        "nothing but the batch. A mask replaces it.",
+        "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left. A "
+        "mask replaces it.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed, in float32 on the same device. docs/models.md lists the scripts.",
     },
@@ -132,13 +134,14 @@ class ADTTreeSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
         run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
-        prefix = None
+        kept = None
         indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+            kept, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+            run = replace(run, notes=(empty_mask_note(latent_image, kept), *run.notes))
         seed = run.pipeline.recipe.sampling.seed
         jobs = [Job(number, run.prompt, seed, index, text=run.prompt) for number, index in enumerate(indices, 1)]
-        decoding, vectors, shown = _decode(run, jobs, prefix, cls.hidden)
+        decoding, vectors, shown = _decode(run, jobs, kept, cls.hidden, input_ids(cls))
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
@@ -149,16 +152,16 @@ def _share(name: str, default: float, **more: str) -> io.Input:
 
 
 def _decode(
-    run: Run, jobs: Sequence[Job], prefix: Tensor | None, hidden: io.Hidden
+    run: Run, jobs: Sequence[Job], kept: Tensor | None, hidden: io.Hidden, known: list[str]
 ) -> tuple[Decoding, Tensor, dict | None]:
     """Decode all images together, with progress and the live map.
 
     Returns:
         The decoding, the codebook vectors [B, C, H, W] of the images, and the node's `ui` output.
     """
-    with closing(run.decode(jobs, len(jobs), prefix)) as steps:
+    with closing(run.decode(jobs, len(jobs), kept)) as steps:
         decoding = next(steps).decoding
-        live_map = LiveMap(decoding, hidden)
+        live_map = LiveMap(decoding, hidden, known)
         shown = previews(decoding)
         progress = Progress(decoding.total_tokens, hidden.unique_id, shown)
         for step in steps:

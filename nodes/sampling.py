@@ -43,10 +43,18 @@ NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
 
 
 def sampling_inputs() -> list[io.Input]:
-    """Return the inputs for the fields of `Sampling`. The defaults are the parameters of the bundled model."""
-    own = Sampling.options()
-    numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in NUMBERS]
-    return [widget("seed", own["seed"], control_after_generate=True), *numbers]
+    """Return the first inputs for fields of `Sampling`, from `seed` to `top_p`.
+
+    Workflows save values by position, so nothing can be added here. A new field gets :func:`sampling_input` as the last
+    input of each node.
+    """
+    seed = widget("seed", Sampling.options()["seed"], control_after_generate=True)
+    return [seed, *map(sampling_input, ("guidance", "temperature", "top_k", "top_p"))]
+
+
+def sampling_input(name: str) -> io.Input:
+    """Return the input for a field of `Sampling` in `NUMBERS`. The default is the parameter of the bundled model."""
+    return widget(name, Sampling.options()[name]._replace(default=getattr(BUNDLED_SAMPLING, name)))
 
 
 def preset_input() -> io.Input:
@@ -108,13 +116,13 @@ class Run(Resident):
         return replace(self, pipeline=pipeline, drafter=chosen)
 
     def decode(
-        self, jobs: Sequence[Job], batch_size: int, prefix: Tensor | None = None
+        self, jobs: Sequence[Job], batch_size: int, kept: Tensor | None = None
     ) -> Generator[Progress, None, None]:
         """Decode the images of jobs under ComfyUI's memory management. Users can cancel it.
 
         It has the arguments of `Pipeline.run`.
         """
-        return self.pipeline.run(jobs, batch_size, check_cancelled, self, prefix)
+        return self.pipeline.run(jobs, batch_size, check_cancelled, self, kept)
 
     def decoding(self) -> Decoding:
         """Return the decoding of one image of the run's prompt. Users can cancel the decoding."""

@@ -107,8 +107,9 @@ def _jumps(records: list[ImageRound]) -> Iterable[int]:
     """
     expected: dict[int, int] = {}
     for record in records:
-        jump = record.position - expected.get(record.image, 0)
-        expected[record.image] = record.position + record.accepted + 1
+        position = record.first - 1  # kept tokens that the round has read are left out
+        jump = position - expected.get(record.image, 0)
+        expected[record.image] = position + record.accepted + 1
         yield 2 * jump if jump >= 0 else -2 * jump - 1
 
 

@@ -97,6 +97,11 @@ def default(plug: io.Input) -> Any:
     return getattr(plug, "default", None)
 
 
+def input_ids(node: type[io.ComfyNode]) -> list[str]:
+    """Return the ids of a node's inputs, without hidden inputs."""
+    return [plug.id for plug in node.define_schema().inputs]
+
+
 def help_tables(schema: io.Schema) -> str:
     """Return the tables at the end of a node's help page, `js/docs/<node id>/en.md`.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, get_args, get_type_hints
 
 from comfy.model_patcher import ModelPatcher
@@ -16,8 +16,8 @@ from ..adt_core import AdtError, Sampling, Target
 from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
-from .comfy_runtime import tell
-from .schema import default
+from .comfy_runtime import tell, without_roots
+from .schema import default, input_ids
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -100,6 +100,12 @@ class BatchResults:
     left_out: list[dict] = field(default_factory=list)
 
 
+_NO_QUEUE = SimpleNamespace(unique_id=None, prompt=None, extra_pnginfo=None)
+"""Hidden inputs of a node that a script calls without ComfyUI's queue."""
+_MOST_NAMED = 10
+"""Maximum number of unknown inputs that a warning names."""
+
+
 def checked(function: Callable) -> Callable:
     """Wrap a function to reject unknown keyword arguments and values that do not match its annotations.
 
@@ -109,6 +115,7 @@ def checked(function: Callable) -> Callable:
     - `**sampling` in the signature accepts the fields of `Sampling`.
     - If a prompt omits a required argument of `execute`, the argument gets its default from the node's schema.
     - The result of `execute` names ignored inputs, see `with_warning`.
+    - Without ComfyUI's queue, as in exported scripts, `cls.hidden` has empty values.
 
     Args:
         function: Function, or the `execute` class method of a node.
@@ -125,6 +132,8 @@ def checked(function: Callable) -> Callable:
 
     @wraps(function)
     def wrapper(*args, **inputs):
+        if args and getattr(args[0], "hidden", None) is None:
+            args = type(args[0].__name__, (args[0],), {"hidden": _NO_QUEUE}), *args[1:]
         for name, value in inputs.items():
             if name not in names:
                 raise AdtError(f"{shown(name)} is no input of this node; take the link to it away.")
@@ -134,7 +143,11 @@ def checked(function: Callable) -> Callable:
         if args and not needed <= {"cls", "sampling", *inputs}:
             defaults = {plug.id: default(plug) for plug in args[0].define_schema().inputs if plug.id in needed}
             inputs = {name: value for name, value in defaults.items() if value is not None} | inputs
-        result = function(*args, **inputs)
+        try:
+            result = function(*args, **inputs)
+        except AdtError as error:
+            error.args = (without_roots(error.template), *error.args[1:])
+            raise
         return with_warning(args[0], result) if args else result
 
     return wrapper
@@ -149,11 +162,12 @@ def with_warning(node: type[io.ComfyNode], output: io.NodeOutput) -> io.NodeOutp
     hidden = getattr(node, "hidden", None)
     prompt = getattr(hidden, "prompt", None) or {}
     given = (prompt.get(getattr(hidden, "unique_id", None)) or {}).get("inputs") or {}
-    known = [plug.id for plug in node.define_schema().inputs] if given else []
+    known = input_ids(node) if given else []
     # The page may add "control_after_generate" to a seed when it exports a workflow.
-    unknown = ", ".join(shown(name) for name in given if name not in [*known, "control_after_generate"])
+    unknown = [name for name in given if name not in [*known, "control_after_generate"]]
     if unknown:
-        warning = message("inputs.unknown", names=unknown, inputs=", ".join(known))
+        names = ", ".join(map(shown, unknown[:_MOST_NAMED])) + (" ..." if len(unknown) > _MOST_NAMED else "")
+        warning = message("inputs.unknown", names=names, inputs=", ".join(known))
         tell(warning)
         ui = output.ui if isinstance(output.ui, dict) or output.ui is None else output.ui.as_dict()
         output.ui = {**(ui or {}), "warnings": [warning]}

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from urllib.parse import quote
 
-from nodes import EXTENSION_WEB_DIRS  # ComfyUI's module of this name
+from nodes import EXTENSION_WEB_DIRS, NODE_CLASS_MAPPINGS  # ComfyUI's module of this name
 
 NAME = "ADT-Tree"
 
@@ -28,3 +28,19 @@ def register(folder: str = Path(__file__).parents[1].name) -> None:
         folder,
         NAME,
     )
+
+
+def warn_of_copies(node_id: str) -> None:
+    """Log a remark if another copy of the pack, in another folder of `custom_nodes`, has registered its nodes.
+
+    Args:
+        node_id: Id of a node of this pack.
+    """
+    other = NODE_CLASS_MAPPINGS.get(node_id)
+    if other is not None and other.__module__.split(".nodes.")[0] != __name__.split(".nodes.")[0]:
+        logging.warning(
+            "ADT-Tree: custom_nodes has two copies of this pack, %s and %s, and ComfyUI uses the nodes of one of them; "
+            "remove one.",
+            other.__module__.split(".nodes.")[0],
+            Path(__file__).parents[1],
+        )

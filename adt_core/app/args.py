@@ -97,6 +97,7 @@ class ImageToImageArgs(Settings):
     keep_left: float | None = fraction(
         None, "Share of the next row to keep, from the left (default: 0).", metavar="SHARE"
     )
+    mask: Path | None = path("Image that says which part of it to generate again: white; the black part is kept.")
 
 
 @dataclass(frozen=True)

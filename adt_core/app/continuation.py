@@ -1,6 +1,6 @@
 """Conversion of input images to codebook indices ("codes").
 
-There are two kinds of input images: an image to continue, whose upper part is kept, and source images to edit.
+There are two kinds of input images: an image to continue, of which a part is kept, and source images to edit.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
-from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
-from ..run.images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
+from ..run.masks import kept_of, mask_cells, open_rgb, to_pixels, upper_part_kept
 from .args import ImageToImageArgs
 
 DEFAULT_KEEP = 0.5
@@ -33,40 +30,41 @@ def check_args(args: ImageToImageArgs) -> None:
         args: Paths of the input images, and the shares to keep.
 
     Raises:
-        AdtError: If an image cannot be read, or `keep` or `keep_left` is set without an image to continue.
+        AdtError: If an image cannot be read, `keep`, `keep_left` or `mask` is set without an image to continue, or a
+            mask is set together with a share to keep.
     """
     for path in args.source:
         open_rgb(path, "source")
     if args.continue_from is not None:
         open_rgb(args.continue_from, "continue_from")
-    elif args.keep is not None or args.keep_left is not None:
-        raise AdtError("`keep` and `keep_left` need an image to continue; give it with `continue_from`.")
+    elif args.mask is not None or args.keep is not None or args.keep_left is not None:
+        raise AdtError("`keep`, `keep_left` and `mask` need an image to continue; give it with `continue_from`.")
+    if args.mask is not None:
+        open_rgb(args.mask, "mask")
+        if args.keep is not None or args.keep_left is not None:
+            raise AdtError("`mask` says which part is kept; leave out `keep` and `keep_left`.")
 
 
-def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the codes that every generated image starts with, in raster order.
+def kept_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
+    """Return the codes that every generated image keeps, in the form of `Recipe.kept`.
 
     Args:
-        args: Path of the image to continue, and the shares to keep. Without an image to continue, the result is ().
+        args: Path of the image to continue, and its mask or the shares to keep. Without an image, the result is ().
 
     Raises:
-        AdtError: If the image cannot be read, or if the shares keep the complete image.
+        AdtError: If an image cannot be read, or if the complete image is kept.
     """
     if args.continue_from is None:
         return ()
-    rows, columns = target.grid
-    side = target.downsample
     image = open_rgb(args.continue_from, "continue_from")
-    pixels = to_pixels(image, rows * side, columns * side)
-    small: Tensor | None = None
+    if args.mask is not None:
+        return kept_of(image, mask_cells(args.mask, target), target)
+    rows, columns = target.grid
     keep = DEFAULT_KEEP if args.keep is None else args.keep
     count = prefix_length(target.grid, keep, args.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"`keep` is {keep:g}, which keeps all {rows} rows of tokens; choose a smaller number.")
-    with torch.inference_mode():
-        if count and all(target.lead):
-            small = target.codec.encode(to_pixels(image, *(side * cells for cells in target.lead)))
-        return tuple(target.beginning(target.codec.encode(pixels), count, small)[0].tolist())
+    return kept_of(image, upper_part_kept(target.grid, count), target)
 
 
 def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
@@ -110,34 +108,3 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
             raise AdtError(f"`{name}` is {share}; it must be a number from 0 (nothing) to 1 (everything).")
     rows, columns = grid
     return min(math.floor(keep * rows + 0.5) * columns + math.floor(keep_left * columns + 0.5), rows * columns)
-
-
-def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
-    """Read an image in RGB, and rotate it as its EXIF data requires.
-
-    Args:
-        name: Name of the option or node input that has this path, for the error message.
-        remedy: Text to append to the error message, or "".
-
-    Raises:
-        AdtError: If the file cannot be read as an image.
-    """
-    try:
-        with open_image(path) as image:
-            return to_rgb(ImageOps.exif_transpose(image))
-    except IMAGE_ERRORS as error:
-        reason = getattr(error, "strerror", None) or f"it is damaged, or not one of {', '.join(FORMATS)}"
-        raise AdtError(f"`{name}`: '{path}' can't be read as an image ({reason}){remedy and f'; {remedy}'}.") from error
-
-
-def to_pixels(image: Image.Image, height: int, width: int) -> Tensor:
-    """Return an image as pixels [1, 3, height, width] float32 in [-1, 1].
-
-    Args:
-        image: Image in RGB. If it has another size, it is cropped around its centre and resized.
-        height: Height in pixels.
-        width: Width in pixels.
-    """
-    if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1

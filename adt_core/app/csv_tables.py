@@ -13,12 +13,16 @@ from typing import Any, Literal
 
 from ..errors import shown
 
-_FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""Pattern of the start of a spreadsheet formula.
+_FORMULA = re.compile(r"""(?<![\s";])([\s";]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""Pattern of a possible start of a spreadsheet formula, after all spaces, quotation marks and semicolons before it.
 
 A formula starts at the beginning of a cell, or after a semicolon, tab or line break. In some locales, spreadsheet
 programs treat a semicolon, tab or line break as a delimiter, even inside quotation marks. The formula itself starts
-with "=", "+", "-" or "@", or with the full-width form of one of these characters."""
+with "=", "+", "-" or "@", or with the full-width form of one of these characters. The lookbehind keeps the search
+linear: without it, the search would start again at every tab of a long run of tabs."""
+_DELIMITERS = frozenset(";\t\r\n")
+LONGEST_CELL = 32_767
+"""Maximum number of characters of a cell. Spreadsheet programs cut longer cells, or refuse the table."""
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8") -> bytes:
@@ -38,7 +42,12 @@ def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: 
 
 def _escape(cell: object) -> object:
     """Return a cell with an apostrophe added before each formula. Numbers and None stay unchanged."""
-    return cell if isinstance(cell, int | float | None) else _FORMULA.sub(r"\1\2'\3", str(cell))
+    return cell if isinstance(cell, int | float | None) else _FORMULA.sub(_escape_start, str(cell)[:LONGEST_CELL])
+
+
+def _escape_start(match: re.Match) -> str:
+    is_start = match.start() == 0 or not _DELIMITERS.isdisjoint(match[1])
+    return f"{match[1]}'{match[2]}" if is_start else match[0]
 
 
 def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:
@@ -83,10 +92,16 @@ def _cells(text: str, delimiter: str) -> list[list[str]]:
 
 def _rows(text: str, delimiter: str, quoting: Literal[0, 3]) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    rows = []
+    start = 1
     try:
-        return [row for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}") from error
+        for row in reader:
+            start = reader.line_num + 1
+            if any(map(str.strip, row)):
+                rows.append(row)
+    except csv.Error as error:  # the row may begin many lines before the place of the error
+        raise ValueError(f"the row that begins in line {start}: {error}") from error
+    return rows
 
 
 def _to_dict(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:

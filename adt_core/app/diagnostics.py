@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, log
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
+from ..run import race
 from ..run.pipeline import Pipeline
 from .op_counter import OpCounter
 
@@ -152,27 +152,6 @@ class MethodMeasurement(NamedTuple):
         return self.tokens / self.step
 
 
-class SpeedUp(NamedTuple):
-    """Speed of a method divided by the speed of plain decoding, in decodings that took turns.
-
-    Attributes:
-        ratio: Geometric mean of all turns.
-        low: Lowest ratio of a turn.
-        high: Highest ratio of a turn.
-        turns: Number of turns. In each, every method decodes the same tokens of another image.
-        tokens: Number of tokens of the image that each method decodes in a turn.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    turns: int
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.ratio:.1f} ({self.low:.1f} to {self.high:.1f})"
-
-
 class Diagnostics:
     """Measurements of a model on this machine. The constructor runs all of them.
 
@@ -180,8 +159,11 @@ class Diagnostics:
         subject: The model and its settings.
         runs: Two measurements per method, by the method's name. The first decodes one image. The second decodes a
             batch of two images. The second prompt of the batch is longer than the first.
-        speedups: Speed of each method but plain decoding, by the method's name. Rounds of all methods take turns, so
-            that a change in the machine's load affects all of them.
+        speedups: Speed-up of each method over plain decoding, by the method's name. The rounds of all methods take
+            turns.
+        turns: Number of turns that the speed-ups were measured in. In each, every method decodes the first tokens of
+            another image.
+        turn_tokens: Number of tokens of the image that each method decodes in a turn.
         left_out: Names of the methods that were skipped to save time.
         exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
         products: Result of the trial of float32 products (`engine.device.products`).
@@ -204,6 +186,8 @@ class Diagnostics:
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)
+        self.turns = 0
+        self.turn_tokens = max(2, min(subject.target.length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.step))))
         self.speedups = self._race({name: methods[name] for name in self.runs})
         self.seconds = time.monotonic() - began
 
@@ -231,35 +215,23 @@ class Diagnostics:
         )
         return single, batched
 
-    def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, SpeedUp]:
+    def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, race.Estimate]:
         """Decode images with all methods in turns, and return the speed-ups over plain decoding."""
-        length = self.subject.target.length
-        tokens = max(2, min(length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.step))))
-        if self.plain.step * tokens > MAX_RUN_SECONDS or len(methods) < 2:
+        if self.plain.step * self.turn_tokens > MAX_RUN_SECONDS or len(methods) < 2:
             return {}
         began = time.monotonic()
-        ratios: dict[str, list[float]] = {name: [] for name in methods if name != PLAIN}
-        for turn in range(MAX_TURNS):
-            paces = self._turn(methods, tokens, turn)
-            for name, its in ratios.items():
-                its.append(paces[name] / paces[PLAIN])
-            seconds = time.monotonic() - began
-            if turn + 1 >= MIN_TURNS and seconds * (turn + 2) / (turn + 1) > MAX_RACE_SECONDS:
+        seconds: dict[str, list[float]] = {name: [] for name in methods}
+        while self.turns < MAX_TURNS:
+            turn = {name: self.subject.decoding(_with_seed(method, self.turns)) for name, method in methods.items()}
+            for _ in race.by_rounds(turn, self.turn_tokens):
+                pass
+            for name, decoding in turn.items():
+                seconds[name].append(sum(round.seconds for round in decoding.trace.rounds) / decoding.done_tokens)
+            self.turns += 1
+            passed = time.monotonic() - began
+            if self.turns >= MIN_TURNS and passed * (self.turns + 1) / self.turns > MAX_RACE_SECONDS:
                 break
-        return {
-            name: SpeedUp(exp(mean(map(log, its))), min(its), max(its), len(its), tokens)
-            for name, its in ratios.items()
-        }
-
-    def _turn(self, methods: Mapping[str, Pipeline], tokens: int, seed: int) -> dict[str, float]:
-        """Decode the first tokens of one image with every method, and return the tokens per second of each."""
-        decodings = {name: self.subject.decoding(_with_seed(method, seed)) for name, method in methods.items()}
-        with ExitStack() as stack:
-            running = {name: stack.enter_context(closing(iter(one))) for name, one in decodings.items()}
-            while any(one.done_tokens < tokens for one in decodings.values()):
-                behind = min(decodings, key=lambda name: decodings[name].done_tokens)
-                next(running[behind], None)
-        return {name: one.done_tokens / sum(r.seconds for r in one.trace.rounds) for name, one in decodings.items()}
+        return {name: race.speedup(seconds[PLAIN], seconds[name]) for name in methods if name != PLAIN}
 
     def _report(self, line: str, number: int, count: int, images: int, share: float) -> None:
         """Report progress.

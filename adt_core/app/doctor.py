@@ -27,6 +27,7 @@ from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..run.pipeline import Pipeline
+from ..run.race import MIN_SAMPLES
 from ..run.resolve import Hardware, resolve_recipe
 from ..version import VERSION
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
@@ -103,9 +104,8 @@ def _verdict(results: Diagnostics) -> Message:
     speed = results.speedups.get("auto")
     if speed is None:
         return join((same, message("check.too_slow")))
-    key = "check.faster" if speed.ratio >= 1 else "check.slower"
-    numbers = {name: f"{getattr(speed, name):.1f}" for name in ("ratio", "low", "high")}
-    return join((same, message(key, **numbers)))
+    key = "check.faster" if speed.value >= 1 else "check.slower"
+    return join((same, message(key, ratio=f"{speed.value:.1f}"), speed.remark))
 
 
 def _machine(subject: DiagnosticSetup) -> str:
@@ -206,17 +206,19 @@ def _methods(results: Diagnostics) -> list[str]:
     on_gpu = results.subject.device.type != "cpu"
     for name, (run, _) in results.runs.items():
         single, batched = ("the same" if same else "DIFFERS" for same in results.is_identical(name))
-        speedup = "1" if name == PLAIN else str(results.speedups.get(name, "not measured"))
+        speed = results.speedups.get(name)
+        speedup = "1" if name == PLAIN else "not measured" if speed is None else speed.text(1)
         drafting = f"launches: {run.launches}, waits: {run.waits}" if on_gpu else f"{run.drafting:.0%}"
         lines.append(f"| {name} | {run.tokens:.2f} | {speedup} | {drafting} | {single} | {batched} |")
     if results.left_out:
         lines.append(f"Skipped to save time: {', '.join(results.left_out)}.")
-    speed = next(iter(results.speedups.values()), None)
-    if speed is None:
+    if not results.speedups:
         return [*lines, "The speed-ups were not measured, because this model is too slow here."]
+    tokens = results.turn_tokens
     length = results.subject.target.length
-    part = "complete images" if speed.tokens == length else f"the first {speed.tokens} of {length} tokens of an image"
-    note = f"Speed-up over no drafting, with the lowest and the highest of {speed.turns} turns over {part}."
+    part = "complete images" if tokens == length else f"the first {tokens} of {length} tokens of an image"
+    interval = " with 95 % interval" if results.turns >= MIN_SAMPLES else ""
+    note = f"Speed-up over no drafting: median{interval} of {results.turns} turns over {part}."
     return [*lines, f"{note} In a turn, the rounds of all methods alternate."]
 
 

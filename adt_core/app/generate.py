@@ -18,7 +18,7 @@ from ..errors import AdtError, shown
 from ..files import write, write_json
 from ..run import tars
 from ..run.checkpoints import model_files
-from ..run.images import check_outputs, read_settings
+from ..run.images import check_outputs
 from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
 from ..run.resolve import Hardware, resolve_recipe
@@ -94,7 +94,7 @@ def _check_files(plan: GeneratePlan) -> None:
         raise AdtError("`format` webdataset needs a list of prompts; give a file with `prompts`.")
     sources = [
         *given_paths(plan.args.inputs, "prompts", "from_png"),
-        *given_paths(plan.args.image_to_image, "source", "continue_from"),
+        *given_paths(plan.args.image_to_image, "source", "continue_from", "mask"),
         *model_files(plan.recipe.loading.model, plan.recipe.drafter or JACOBI),
     ]
     lines = _line_outputs(plan)
@@ -196,11 +196,13 @@ class _SingleFiles:
     def __init__(self, jobs: JobList, output: Path):
         self._jobs = jobs
         self._output = output
+        self._records: dict[int, Mapping[str, Any]] = {}
 
     def missing(self) -> list[int]:
         return list(self._jobs.numbers)
 
-    def add(self, job: Job, png: bytes) -> None:
+    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+        self._records[job.number] = record
         write(_single_path(self._output, self._jobs, job.number), png)
 
     def leave_out(self, number: int) -> None:
@@ -209,9 +211,8 @@ class _SingleFiles:
     def finish(self) -> None:
         pass
 
-    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number in self._jobs.numbers:
-            yield number, read_settings(_single_path(self._output, self._jobs, number))
+    def records(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        yield from sorted(self._records.items())
 
 
 def _single_path(output: Path, jobs: JobList, number: int) -> Path:
@@ -265,7 +266,7 @@ class _Output:
             for name, lines in self._lines.items():
                 lines.append(image.job, content[name])
         finally:
-            self._store.add(image.job, image.png)
+            self._store.add(image.job, image.png, image.record)
         self._totals.add(image.record["figures"])
         self._added += 1
         if image.job.note:

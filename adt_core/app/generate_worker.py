@@ -7,12 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run.batch_size import default_batch_size
-from ..run.identity import SETTINGS_KEY
 from ..run.jobs import Job, JobList, fit
 from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
@@ -115,7 +112,7 @@ class GenerateWorker:
         loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
         sources = continuation.source_codes(args.image_to_image, loaded.target) or loaded.recipe.sources
         target = with_sources(loaded.target, sources)
-        kept = continuation.prefix_codes(args.image_to_image, target) or loaded.recipe.kept
+        kept = continuation.kept_codes(args.image_to_image, target) or loaded.recipe.kept
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
         self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))
@@ -134,14 +131,14 @@ class GenerateWorker:
         pipeline = self._pipeline
         target = pipeline.target
         args = self._plan.args
-        kept = target.tokens(torch.tensor([pipeline.recipe.kept], dtype=torch.long)).shape[1]
         methods = 2 if args.files.compare else 1
         if args.batch.batch_size is not None or not self._plan.is_list:
             batch_size = args.batch.batch_size or args.batch.num_images_per_prompt
         else:
             batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
-        settings = pipeline.decoding(["x"]).request.settings()
-        return GenerateFacts(methods * (target.length - kept), batch_size, Identity.of(pipeline), settings, notes)
+        request = pipeline.decoding(["x"]).request
+        tokens = target.length - int(request.kept.given.sum())
+        return GenerateFacts(methods * tokens, batch_size, Identity.of(pipeline), request.settings(), notes)
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.
@@ -188,13 +185,13 @@ class GenerateWorker:
 
     def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
         """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""
-        more: dict[str, Any] = {SETTINGS_KEY: self.facts.identity.key}
+        compared = {}
         if plain is not None:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
-            more["figures"] = {**finished.figures, **compared}
-        result = finished.result(**more)
+        listed = finished.listed(self.facts.identity.key, **compared)
+        result = finished.result(**(listed if self._plan.is_list else {}))
         trace = _trace(result.trace) if self._plan.args.files.trace else {}
-        return FinishedImage(finished.job, result.png, result.record, trace)
+        return FinishedImage(finished.job, result.png, {**result.record, **listed}, trace)
 
 
 def _trace(trace: Trace) -> dict[str, Any]:

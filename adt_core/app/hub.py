@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from queue import Empty, Full, Queue
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -27,6 +28,7 @@ TIMEOUT = 10.0
 _LONGEST_WAIT = 60.0  # seconds to wait if the server asks for a pause
 _LARGEST_LIST = 2**24  # bytes; the lists of published models have less than 1 % of this
 _CHUNK = 2**17  # bytes per read; the bytes of an incomplete chunk are lost if the connection breaks
+_QUEUED = 8  # chunks that wait to be written
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _AGAIN = "run it again: what has arrived is kept"
 
@@ -59,6 +61,10 @@ class FailedAttempt(Exception):
         self.is_wrong = is_wrong
 
 
+_MOST_FILES, _MOST_FOLDERS, _LONGEST_PATH = 10_000, 8, 300
+"""Maximum number of files of a repository, of folders in a path, and of characters of a path."""
+
+
 class UnknownCommit(AdtError):
     """Rejection because the repository does not have the requested commit."""
 
@@ -84,6 +90,8 @@ def list_files(repository: str, commit: str, check: Check) -> tuple[str, list[Li
     _, *chunks = _limited(_request(url, {}, repository, repository, check), _LARGEST_LIST)
     try:
         info = parse_json(b"".join(chunks))
+        if len(info["siblings"]) > _MOST_FILES:
+            raise ValueError
         found = [_listed(entry) for entry in info["siblings"]]
         if not re.fullmatch("[0-9a-f]{40}", info["sha"]) or commit not in ("", info["sha"]):
             raise ValueError
@@ -97,9 +105,11 @@ def _listed(entry: dict[str, Any]) -> Listed:
     large = entry.get("lfs")
     size, digest = (large["size"], large["sha256"]) if large else (entry["size"], entry["blobId"])
     is_valid = type(size) is int and size >= 0 and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", digest)
-    if not is_valid or not isinstance(entry["rfilename"], str):
+    path = entry["rfilename"]
+    if not is_valid or not isinstance(path, str) or len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
         raise ValueError
-    return Listed(entry["rfilename"], size, digest)
+    path.encode()  # raises a ValueError for half of a surrogate pair
+    return Listed(path, size, digest)
 
 
 def read_file(repository: str, commit: str, file: Listed, start: int, check: Check) -> Generator[Any, None, None]:
@@ -147,8 +157,8 @@ def _limited(chunks: Generator[Any, None, None], most: int) -> Generator[Any, No
 def _request(url: str, headers: dict[str, str], what: str, repository: str, check: Check) -> Generator[Any, None, None]:
     """Send a request, and yield the head of the answer and then its content in chunks.
 
-    Threads read from the network, and the caller does everything else. So the caller can stop at any time, even while
-    the server is silent. The last thread then ends after the timeout at the latest.
+    A thread reads from the network, and the caller does everything else. So the caller can stop at any time, even while
+    the server is silent. The thread then ends after the timeout at the latest.
 
     Args:
         headers: Headers to send in addition to the user's token.
@@ -161,17 +171,12 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
         problem = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; unset both, and start again"
         raise AdtError(f"{what} can't be downloaded, because {problem}.")
     sent = {**build_hf_headers(), "Accept-Encoding": "identity", **headers}
-    answer = _answer(url, sent)
-    try:
-        while (item := _next_in_thread(answer, check)) is not None:
-            if isinstance(item, _Head):
-                _refuse(item, what, repository, "authorization" in sent)
-            elif isinstance(item, Exception):
-                raise FailedAttempt(_connection_error(item, what)) from item
-            yield item
-    finally:
-        with suppress(ValueError):  # the generator is still running in the thread
-            answer.close()
+    for item in _read_in_thread(_answer(url, sent), check):
+        if isinstance(item, _Head):
+            _refuse(item, what, repository, "authorization" in sent)
+        elif isinstance(item, Exception):
+            raise FailedAttempt(_connection_error(item, what)) from item
+        yield item
 
 
 def _answer(url: str, headers: dict[str, str]) -> Generator[Any, None, None]:
@@ -189,22 +194,43 @@ def _answer(url: str, headers: dict[str, str]) -> Generator[Any, None, None]:
         yield from answer.iter_raw(_CHUNK) if is_httpx else answer.raw.stream(_CHUNK, decode_content=False)
 
 
-def _next_in_thread(items: Generator[Any, None, None], check: Check) -> Any:
-    """Return the next item of a generator, an exception that it raises, or None at its end."""
-    result: list[Any] = []
+def _read_in_thread(items: Generator[Any, None, None], check: Check) -> Generator[Any, None, None]:
+    """Yield the items of a generator that runs in another thread. If it raises an exception, yield that too.
+
+    At most `_QUEUED` items wait for the caller. The thread closes the generator at its end, or soon after the caller
+    has closed this one.
+    """
+    queue: Queue[Any] = Queue(_QUEUED)
+    is_stopped = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not is_stopped.is_set():
+            with suppress(Full):
+                queue.put(item, timeout=OFTEN)
+                return True
+        return False
 
     def run() -> None:
+        last = None
         try:
-            result.append(next(items, None))
+            with closing(items):
+                all(map(put, items))  # until the caller has stopped
         except Exception as error:
-            result.append(error)
+            last = error
+        put(last)
+        put(None)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(OFTEN)
-        check()
-    return result[0]
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        while True:
+            check()
+            with suppress(Empty):
+                item = queue.get(timeout=OFTEN)
+                if item is None:
+                    return
+                yield item
+    finally:
+        is_stopped.set()
 
 
 # ---- answers that are errors -----------------------------------------------------------------------------------------
@@ -260,7 +286,12 @@ def _connection_error(cause: Exception, what: str) -> str:
 
 def endpoint() -> str:
     """Return the address of the Hub without a password, for messages."""
-    return re.sub(r"//.*@", "//", _address())
+    return _without_password(_address())
+
+
+def _without_password(address: str) -> str:
+    scheme, slashes, rest = address.partition("//")
+    return scheme + slashes + rest.rpartition("@")[2]
 
 
 def _address() -> str:
@@ -272,5 +303,5 @@ def _address() -> str:
         parts = urlsplit(address)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return address
-    problem = f"HF_ENDPOINT is {shown(re.sub('//.*@', '//', address))}, which is not the address of a server"
+    problem = f"HF_ENDPOINT is {shown(_without_password(address))}, which is not the address of a server"
     raise AdtError(f"{problem}; set it to one such as https://huggingface.co, or unset it.")

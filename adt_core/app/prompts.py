@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import AdtError, shown
+from ..errors import AdtError, Check, shown
 from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
 from ..run.images import LONGEST_PART, file_name_part
 from ..run.jobs import PromptEntry
 from ..settings import MAX_SEED
+from ..untrusted import Kind, record
 from .csv_tables import read_table
-from .parquet import read_columns
+from .parquet import read_rows
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 """Suffixes of files that need no further package. A file with another suffix is read as plain text.
@@ -47,10 +48,21 @@ _ZIPPED = {
     ".ods": "an OpenDocument spreadsheet",
 }
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
+MAX_ENTRIES = 1_000_000
+"""Maximum number of prompts of a file. Each needs about 300 bytes of memory."""
+_MAX_ID = 200
+"""Maximum number of characters of an id; the rest is cut off."""
+_PER_CHECK = 10_000
+"""Number of entries between two calls of the cancellation callback."""
 _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 """Whole number with a comma before every three digits."""
+_LINE = re.compile(r"[^\s][^\n]*")
+"""Line from its first character that is not white space."""
+_ANY = Kind("a text", "texts", lambda value: True)
+_KEY = Kind("a whole number", "whole numbers", lambda value: type(value) is int)
+_ANNOTATION = record({"image_id": _KEY, "id": _KEY, "caption": _ANY})
 _Item = TypeVar("_Item")
 
 
@@ -67,7 +79,7 @@ def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
     return [prompt.text for prompt in non_blank(read_all(path, caption))]
 
 
-def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
+def read_all(path: str | Path, caption: str = CAPTIONS[0], check: Check = lambda: None) -> list[PromptEntry]:
     """Return the prompts in a file, including blank prompts: entries without a text, or with a blank one.
 
     The suffix of the file determines the format:
@@ -83,15 +95,16 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     Args:
         caption: Which captions of an MS-COCO image to return. "first" and "longest" return one caption per image, with
             the id of the image. "all" returns all captions, each with the id of the caption.
+        check: Called after every `_PER_CHECK` entries. It may raise an exception to cancel.
 
     Raises:
-        AdtError: If the file cannot be read or all prompts are blank.
+        AdtError: If the file cannot be read, has more than `MAX_ENTRIES` prompts, or all prompts are blank.
     """
     path = Path(path)
-    readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
     suffix = path.suffix.lower()
     try:
-        prompts = _parquet(path) if suffix == PARQUET else readers.get(suffix, parse_lines)(_read_text_file(path))
+        entries = _parquet(path) if suffix == PARQUET else _entries(_read_text_file(path), suffix, caption)
+        prompts = _collect(entries, check)
     except OSError as error:
         kind = "a Parquet table" if suffix == PARQUET else "UTF-8 text"
         raise AdtError(f"`prompts`: '{path}' can't be read as {kind} ({reason(error)}).") from error
@@ -127,12 +140,44 @@ def _read_text_file(path: Path) -> str:
     raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a UTF-8 text file.")
 
 
-def parse_lines(text: str) -> list[PromptEntry]:
+def _entries(text: str, suffix: str, caption: str) -> Iterator[PromptEntry]:
+    """Yield the entries of a text file; see `read_all`."""
+    readers: dict[str, Callable[[str], Iterable[PromptEntry]]] = {
+        ".json": lambda text: _json(text, caption),
+        ".jsonl": _json_lines,
+        ".csv": _csv,
+        ".tsv": _tsv,
+    }
+    yield from readers.get(suffix, _plain_lines)(text)
+
+
+def _collect(entries: Iterable[PromptEntry], check: Check) -> list[PromptEntry]:
+    """Return the entries without surrounding white space, and with ids of limited length.
+
+    Raises:
+        AdtError: If there are more than `MAX_ENTRIES`.
+    """
+    prompts: list[PromptEntry] = []
+    for id, text, seed in entries:
+        if len(prompts) % _PER_CHECK == 0:
+            check()
+        if len(prompts) == MAX_ENTRIES:
+            raise AdtError(f"`prompts`: the list has more than {MAX_ENTRIES} prompts; divide it into several files.")
+        prompts.append(PromptEntry(id[:_MAX_ID], text.strip(), seed))
+    return prompts
+
+
+def parse_lines(text: str, check: Check = lambda: None) -> list[PromptEntry]:
     """Return one prompt per line. The id is the number of the line, from 1.
 
     Blank lines separate prompts, and lines that begin with "# " are comments. Both are ignored.
     """
-    return [prompt for prompt in _numbered(_lines(text)) if prompt.text and not f"{prompt.text} ".startswith("# ")]
+    return _collect(_plain_lines(text), check)
+
+
+def _plain_lines(text: str) -> Iterator[PromptEntry]:
+    lines = _lines(text)
+    return (PromptEntry(str(number), line) for number, line in lines if not f"{line} ".startswith("# "))
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
@@ -210,27 +255,41 @@ def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
     return [prompts[i] for i in order[:count]]
 
 
-def _lines(text: str) -> list[str]:
-    """Return the lines of a text.
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the content of each line that is not blank, without surrounding white space.
 
-    `str.splitlines` is not used, because it also splits at the character U+2028, which a prompt may contain.
+    `str.splitlines` is not used, because it also splits at the character U+2028, which a prompt may contain. A text may
+    consist of millions of line ends, so blank lines are skipped without an object for each.
     """
-    return re.split(r"\r\n?|\n", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    number = 1
+    end = 0
+    for match in _LINE.finditer(text):
+        number += text.count("\n", end, match.start())
+        end = match.start()
+        yield number, match[0].rstrip()
 
 
-def _numbered(texts: Iterable[str]) -> list[PromptEntry]:
-    return _stripped(PromptEntry(str(number), text) for number, text in enumerate(texts, start=1))
-
-
-def _stripped(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
-    return [prompt._replace(text=prompt.text.strip()) for prompt in prompts]
-
-
-def _json(text: str, caption: str) -> list[PromptEntry]:
+def _json(text: str, caption: str) -> Iterator[PromptEntry]:
     values = parse_json(text)
     if isinstance(values, list):
-        return _stripped(_entry(value, f"entry {number}", number) for number, value in enumerate(values, start=1))
-    annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
+        return (_entry(value, f"entry {number}", number) for number, value in enumerate(values, start=1))
+    return iter(_captions(values, caption))
+
+
+def _captions(values: Any, caption: str) -> list[PromptEntry]:
+    """Return the captions of MS-COCO's format: `{"annotations": [{"image_id": 1, "id": 2, "caption": "a dog"}, ...]}`.
+
+    Raises:
+        ValueError: If the values have another format.
+    """
+    listed = values.get("annotations") if isinstance(values, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError(f"it is {shown(values)}, but a list, or an object with a list 'annotations', was expected")
+    for number, one in enumerate(listed, start=1):
+        if not _ANNOTATION.fits(one):
+            raise ValueError(_ANNOTATION.problem(f"entry {number} of 'annotations'", one))
+    annotations: list[dict[str, Any]] = sorted(listed, key=lambda a: (a["image_id"], a["id"]))
     captions = [_text(one["caption"], f"the caption {one['id']}").strip() for one in annotations]
     if caption == "all":
         return [PromptEntry(str(one["id"]), text) for one, text in zip(annotations, captions)]
@@ -242,9 +301,8 @@ def _json(text: str, caption: str) -> list[PromptEntry]:
     return [PromptEntry(str(image), next(filter(None, texts), "")) for image, texts in images.items()]
 
 
-def _json_lines(text: str) -> list[PromptEntry]:
-    lines = [(number, line) for number, line in enumerate(_lines(text), start=1) if line.strip()]
-    return _stripped(_entry(parse_json(line), f"line {number}", number) for number, line in lines)
+def _json_lines(text: str) -> Iterator[PromptEntry]:
+    return (_entry(parse_json(line), f"line {number}", number) for number, line in _lines(text))
 
 
 def _entry(value: Any, where: str, number: int) -> PromptEntry:
@@ -264,6 +322,8 @@ def _entry(value: Any, where: str, number: int) -> PromptEntry:
     if name is None:
         raise ValueError(f"{where} has none of the keys {', '.join(map(repr, _TEXT_KEYS))}")
     id = fields.get("id")
+    if not isinstance(id, str | int | float | None):
+        raise ValueError(f"{where}, key 'id' is {shown(id)}, but a text or a number was expected")
     prompt = _text(fields[name], f"{where}, key {name!r}")
     return PromptEntry(
         str(number if id in (None, "") else id), prompt, _seed(fields.get("seed"), f"{where}, key 'seed'")
@@ -277,7 +337,7 @@ def _text(value: Any, where: str) -> str:
     raise ValueError(f"{where} is {shown(value)}, but a text was expected")
 
 
-def _csv(text: str) -> list[PromptEntry]:
+def _csv(text: str) -> Iterator[PromptEntry]:
     """Return the prompts of a CSV file.
 
     Semicolons are also accepted as delimiters. Spreadsheet programs write semicolons in locales in which the comma is
@@ -286,29 +346,21 @@ def _csv(text: str) -> list[PromptEntry]:
     return _table(text, ",;\t")
 
 
-def _tsv(text: str) -> list[PromptEntry]:
+def _tsv(text: str) -> Iterator[PromptEntry]:
     return _table(text, "\t")
 
 
-def _table(text: str, delimiters: str) -> list[PromptEntry]:
-    prompts = []
+def _table(text: str, delimiters: str) -> Iterator[PromptEntry]:
     for number, row in enumerate(read_table(text, delimiters, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
         prompt = row.get("prompt", row.get("caption", ""))
         id = row.get("id", "").strip() or str(number)
-        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip(), f"row {number}, column 'seed'")))
-    return _stripped(prompts)
+        yield PromptEntry(id, prompt, _seed(row.get("seed", "").strip(), f"row {number}, column 'seed'"))
 
 
-def _parquet(path: Path) -> list[PromptEntry]:
-    columns = read_columns(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS)
-    texts = next(columns[name] for name in _TEXT_COLUMNS if name in columns)
-    numbers = range(1, len(texts) + 1)
-    ids = columns.get("id", numbers)
-    seeds = columns.get("seed", [None] * len(texts))
-    return _stripped(
-        PromptEntry(str(number if id in (None, "") else id), text or "", _seed(seed, f"row {number}, column 'seed'"))
-        for number, id, text, seed in zip(numbers, ids, texts, seeds)
-    )
+def _parquet(path: Path) -> Iterator[PromptEntry]:
+    for number, (text, id, seed) in enumerate(read_rows(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
+        name = str(number if id in (None, "") else id)
+        yield PromptEntry(name, text or "", _seed(seed, f"row {number}, column 'seed'"))
 
 
 def _seed(value: Any, where: str) -> int | None:

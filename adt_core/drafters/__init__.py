@@ -1,13 +1,15 @@
-"""Drafters. A drafter proposes tokens, and the target (the image model) verifies them. :mod:`.table` lists drafters."""
+"""Drafters. A drafter proposes tokens, and the target (the image model) verifies them. :mod:`.load` lists drafters."""
 
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
-from .eagle_files import fits
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 from .load import (
     DRAFTERS,
     JACOBI,
+    NETWORKS,
     WITH_WINDOW,
+    NetworkKind,
     default_options,
     drafter_defaults,
+    fits,
     is_network,
     load_drafter,
     with_window,
@@ -15,6 +17,7 @@ from .load import (
 )
 
 __all__ = [
-    "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "TreeSizes", "Verified",
+    "DRAFTERS", "JACOBI", "NETWORKS", "WITH_WINDOW", "Drafter", "NetworkKind", "PlainRead", "Prefill", "Proposer",
+    "TreeSizes", "Verified",
     "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "with_window", "without_window",
 ]  # fmt: skip

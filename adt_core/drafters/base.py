@@ -45,8 +45,34 @@ class Prefill:
     position: int
 
 
+@dataclass
+class PlainRead:
+    """Result of a plain round: the target has read the root of each image and the kept tokens after it.
+
+    Attributes:
+        roots: Roots before the round.
+        tokens: [B, n], the root and the kept tokens. An image with fewer kept tokens has arbitrary tokens after them.
+        runs: [B, 1], number of kept tokens of each image.
+        features: [R, n, h], the target's features of the tokens.
+        next_roots: [B], the token that was decided after the kept tokens.
+        z: [B, 1, V], processed logits from which this token was sampled.
+    """
+
+    roots: Roots
+    tokens: Tensor
+    runs: Tensor
+    features: Tensor
+    next_roots: Tensor
+    z: Tensor
+
+    @cached_property
+    def tokens_and_next(self) -> Tensor:
+        """Root, kept tokens and next root of each image, then arbitrary tokens, [B, n + 1]."""
+        return torch.cat([self.tokens, self.tokens[:, :1]], 1).scatter_(1, self.runs + 1, self.next_roots[:, None])
+
+
 class TreeSizes:
-    """TreeSizes of a round's trees, one per image.
+    """Largest sizes of the trees of a round, and the limits of each image's tree.
 
     Attributes:
         depth: Largest depth among the images.
@@ -146,8 +172,9 @@ class Proposer:
     Attributes:
         by_image: Names of the attributes with one entry per image.
         by_row: Names of the attributes with one entry per batch row.
-        supports_plain_rounds: Whether a round without drafts may be a plain round, in which the target reads only the
-            roots. After a plain round, `on_plain_round` is called instead of `on_verified`.
+        supports_plain_rounds: Whether every round without drafts may be a plain round. After a plain round,
+            `on_plain_round` is called instead of `on_verified`. If False, plain rounds only end an image or read kept
+            tokens.
         forwards: Number of forward passes of the drafter's own network so far.
         context: Data of the request that drafters may use.
         rows: Prompt rows of the images.
@@ -178,13 +205,8 @@ class Proposer:
     def on_verified(self, verified: Verified) -> None:
         """Update the state with the result of the last tree."""
 
-    def on_plain_round(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
-        """Update the state after a plain round.
-
-        Args:
-            codes: [B], the code that was decided after each root.
-            z: [B, 1, V], processed logits from which the codes were sampled.
-        """
+    def on_plain_round(self, read: PlainRead) -> None:
+        """Update the state after a plain round."""
 
     def select(self, slots: Tensor, rows: BatchRows) -> None:
         """Keep only the images of the given slots.

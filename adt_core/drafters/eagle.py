@@ -35,7 +35,7 @@ from ..rules.noise import Noise
 from ..rules.sampling import process_logits
 from ..rules.tree import CandidatePool, DraftTree, chain
 from ..settings import Sampling
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 
 
 class Pairing(NamedTuple):
@@ -198,6 +198,10 @@ class EagleProposer(Proposer):
         context = self.context_ahead(verified.roots, features.shape[1])
         out = self.read_ahead(self.paired_codes(tokens), features, context)
         self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted))
+
+    def on_plain_round(self, read: PlainRead) -> None:
+        """Read the pairs of the root and of the kept tokens."""
+        self.catch_up(read.tokens_and_next, read.features, read.roots, read.runs + 1)
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
         """Read pairs of decided tokens that the network has not read in earlier rounds.

@@ -56,7 +56,7 @@ def load_eagle(
     return drafter
 
 
-def fits(path: str | Path, target: Target) -> bool:
+def fits_target(path: str | Path, target: Target) -> bool:
     """Return whether the drafter at `path` was made for a target. The weights of the drafter are not read."""
     try:
         _empty(Checkpoint(resolve(path, "drafter")), str(path), target)

@@ -35,7 +35,7 @@ from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.sampling import is_finite
 from ..rules.tree import DraftTree, chain
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 from .branches import spine_and_branches
 from .calibration import CLASSES, UNCHANGED, UNREAD, Calibration, Forecast, freshness_classes
 
@@ -249,10 +249,11 @@ class JacobiProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         self.refresh(verified)
 
-    def on_plain_round(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
-        at = (roots.at + 1).clamp_max(self.length)
-        self._codes.scatter_(1, at, codes[:, None])
-        self._update_furthest(at, z)
+    def on_plain_round(self, read: PlainRead) -> None:
+        steps = self.rows.columns[1 : read.tokens.shape[1] + 1]
+        at = (read.roots.at + steps).clamp_max(self.length)
+        self._codes.scatter_(1, torch.where(steps <= read.runs + 1, at, self._spare), read.tokens_and_next[:, 1:])
+        self._update_furthest(read.roots.at + read.runs + 1, read.z)
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Store the decided tokens, and make new drafts for all later positions for which the tree has logits.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import Check
+from ..errors import AdtError, Check, shown
 from ..models.target import Target
+from ..models.torch_state import own_torch_state
 from .base import Drafter
 from .eagle import EagleDrafter
-from .eagle_files import load_eagle
+from .eagle_files import fits_target, load_eagle
 from .jacobi import JacobiDrafter
 from .merged import MergedDrafter
 
@@ -20,13 +21,40 @@ JACOBI = "jacobi"
 """Name of the Jacobi window."""
 WITH_WINDOW = "+jacobi"
 """Suffix of the name of a drafter network that is combined with the Jacobi window."""
+
+
+class NetworkKind(NamedTuple):
+    """Kind of drafter network: functions that load its files.
+
+    Attributes:
+        drafter: Class of the drafter, with its default options.
+        recognises: Function that returns whether a path contains a drafter of this kind. Its argument is "bundled" or
+            the path that the user gave.
+        load: Function that loads a drafter for a target, as :func:`load_drafter` does.
+        fits: Function that returns whether the drafter at a path was made for a target. It reads no weights.
+        combined: Function that combines the drafter with the Jacobi window; None if that is not possible.
+    """
+
+    drafter: type[Drafter]
+    recognises: Callable[[str], bool]
+    load: Callable[[str | Path, Target, Check | None, torch.device | None], Drafter]
+    fits: Callable[[str | Path, Target], bool]
+    combined: Callable[[Any], Drafter] | None = None
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter}
 """Drafters without files, by name. Any other name is the path of a drafter network.
 
-To add a drafter, add a line here.
+To add a drafter without files, add a line here.
+"""
+NETWORKS: list[NetworkKind] = [NetworkKind(EagleDrafter, lambda path: True, load_eagle, fits_target, MergedDrafter)]
+"""Kinds of drafter networks. If several kinds recognise a path, the last of them loads it.
+
+To add a drafter with files, add a line at the end.
 """
 
 
+@own_torch_state()
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> Drafter:
@@ -44,8 +72,19 @@ def load_drafter(
     name = str(path)
     if name in DRAFTERS:
         return DRAFTERS[name]()
-    network = load_eagle(name.removesuffix(WITH_WINDOW), target, check, device)
-    return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
+    network = _kind_of(name).load(name.removesuffix(WITH_WINDOW), target, check, device)
+    if not name.endswith(WITH_WINDOW):
+        return network
+    combined = with_window(network)
+    if combined is network:
+        alone = shown(name.removesuffix(WITH_WINDOW))
+        raise AdtError(f"`drafter` is {shown(name)}, but this drafter does not support the Jacobi window; use {alone}.")
+    return combined
+
+
+def fits(path: str | Path, target: Target) -> bool:
+    """Return whether the drafter at `path` was made for a target. The weights of the drafter are not read."""
+    return _kind_of(str(path)).fits(path, target)
 
 
 def drafter_defaults(name: str, device: str, guided: bool = True) -> Mapping[str, Any]:
@@ -56,8 +95,10 @@ def drafter_defaults(name: str, device: str, guided: bool = True) -> Mapping[str
         device: Type of device, "cpu" or "cuda".
         guided: Whether guidance is on.
     """
-    network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
-    return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device, guided)
+    if name in DRAFTERS:
+        return default_options(DRAFTERS[name](), device, guided)
+    network = MergedDrafter if name.endswith(WITH_WINDOW) else _kind_of(name).drafter
+    return default_options(network, device, guided)
 
 
 def default_options(drafter: Drafter | type[Drafter], device: str, guided: bool = True) -> Mapping[str, Any]:
@@ -79,8 +120,9 @@ def is_network(name: str) -> bool:
 
 
 def with_window(drafter: Drafter) -> Drafter:
-    """Combine a drafter network with the Jacobi window. Other drafters are returned unchanged."""
-    return MergedDrafter(drafter) if isinstance(drafter, EagleDrafter) else drafter
+    """Combine a drafter network with the Jacobi window. Drafters without such a combination are returned unchanged."""
+    combined = next((kind.combined for kind in NETWORKS if isinstance(drafter, kind.drafter)), None)
+    return combined(drafter) if combined else drafter
 
 
 def without_window(drafter: Drafter) -> Drafter | None:
@@ -92,3 +134,9 @@ def without_window(drafter: Drafter) -> Drafter | None:
     if isinstance(drafter, MergedDrafter):
         return drafter.eagle
     return drafter if drafter.network is not None else None
+
+
+def _kind_of(name: str) -> NetworkKind:
+    """Return the kind of the drafter network with this name. The suffix `WITH_WINDOW` is ignored."""
+    path = name.removesuffix(WITH_WINDOW)
+    return next(kind for kind in reversed(NETWORKS) if kind.recognises(path))

@@ -34,7 +34,7 @@ from ..policies import Context, DraftMode
 from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
-from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
+from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 from .calibration import CLASSES, Forecast, has_poor_feature
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
@@ -146,7 +146,7 @@ class MergedProposer(Proposer):
         if not self._uses_network:
             return self._window.build_tree(window, sizes)
         if self._has_unread:
-            self._catch_up(roots)
+            self._catch_up(roots, self._window.length)
         own_codes = window.candidates[..., 0].clone()
         own_scores = window.scores.clone()
         classes, codes, scores = self._refine_window(window, roots)
@@ -229,11 +229,27 @@ class MergedProposer(Proposer):
         window.replace(use, codes, scores)
         return codes, scores
 
-    def _catch_up(self, roots: Roots) -> None:
-        """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks."""
+    def on_plain_round(self, read: PlainRead) -> None:
+        self._window.on_plain_round(read)
+        # `_read` has the feature of a token at the position of the next token.
+        steps = self.rows.columns[1 : read.tokens.shape[1] + 1]
+        at = torch.where(steps <= read.runs + 1, read.roots.at + steps, self._window.length)
+        at = self.rows.feature_index(at.clamp_max(self._window.length), self._read)
+        self._read.scatter_(1, at, read.features)
+        self._drafted.scatter_(1, at, read.features)
+        torch.minimum(self._unread_from, read.roots.at, out=self._unread_from)  # an image may have waited
+        self._has_unread = True
+        if self.context.replayed:
+            self._catch_up(replace(read.roots, codes=read.next_roots, at=read.roots.at + read.runs + 1), len(steps))
+
+    def _catch_up(self, roots: Roots, unread: int) -> None:
+        """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks.
+
+        Args:
+            unread: Upper bound of the number of unread tokens.
+        """
         self._has_unread = False
-        most = self._chunk if self.context.replayed else self._window.length
-        unread = self.context.size(lambda: roots.at - self._unread_from, most)
+        unread = self.context.size(lambda: roots.at - self._unread_from, unread)
         # There are no chunks if all images that had unread tokens have left the batch.
         for start in range(0, unread, self._chunk):
             size = min(unread - start, self._chunk)
@@ -257,4 +273,5 @@ class MergedProposer(Proposer):
         if not self._uses_network:
             self._has_unread = True
             if self.context.replayed:  # the number of chunks is fixed: one
-                self._catch_up(replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps))
+                decided = replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps)
+                self._catch_up(decided, self._chunk)

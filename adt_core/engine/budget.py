@@ -29,7 +29,8 @@ class Budget:
         """Return, for each slot, how many tokens of its image may still be substituted."""
         if self._lantern is None:
             return [0] * len(slots)
-        emitted = [position + 1 - slots.request.start for position in slots.positions]
+        images = list(zip(slots.images, slots.positions))
+        emitted = [slots.request.kept.generated(image, position) for image, position in images]
         return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
     def spend(self, record: ImageRound) -> None:

@@ -23,6 +23,7 @@ from ..errors import AdtError, is_out_of_memory
 from ..kernels import choice, first_use
 from ..kernels.choice import KernelError
 from ..models.target import Target
+from ..models.torch_state import own_torch_state
 from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
 from . import pool
@@ -69,11 +70,15 @@ class Decoding:
             raise AdtError(f"`batch_size` is {batch_size}; it must be 1 or more.")
         self.request = request
         self.batch_size = min(batch_size or self.images, self.images)
-        self.codes = torch.full((self.images, self.length), -1)
-        self.codes[:, : self.start] = request.prefix
+        self.codes = request.kept.tokens.clone()
         target = self.target
         self.trace = Trace(
-            request.settings(), target.grid, self.images, start=self.start, row_end=target.row_end, lead=target.lead
+            request.settings(),
+            target.grid,
+            self.images,
+            given=request.kept.given.tolist(),
+            row_end=target.row_end,
+            lead=target.lead,
         )
         self._costs = Costs(request, request.recipe.profile)
         self._budget = Budget(request.lantern, self.images)
@@ -105,7 +110,7 @@ class Decoding:
 
     @property
     def done_tokens(self) -> int:
-        """Number of tokens decided so far, prefixes included."""
+        """Number of tokens decided so far, kept tokens included."""
         return int((self.codes >= 0).sum())
 
     @property
@@ -167,9 +172,9 @@ class Decoding:
         waiting = list(range(self.images))
         with closing(iter(self)) as rounds:
             for _ in rounds:
-                is_done = (self.codes[:, -1] >= 0).tolist()
-                yield [image for image in waiting if is_done[image]]
-                waiting = [image for image in waiting if not is_done[image]]
+                unfinished = self._unfinished()
+                yield [image for image in waiting if image not in unfinished]
+                waiting = [image for image in waiting if image in unfinished]
         if waiting:
             yield waiting
 
@@ -181,7 +186,8 @@ class Decoding:
 
     def _rounds(self) -> Generator[Round, None, None]:
         device = self.target.decoder.embedding.device
-        self._fix_conditions()
+        with own_torch_state():
+            self._fix_conditions()
         self._queue = queue = ImageQueue(
             self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
         )
@@ -208,6 +214,7 @@ class Decoding:
         self._policy = self.request.drafting.policy(self.request.context(self.profile))
         self.trace.settings |= self.request.settings() | self.conditions()
 
+    @own_torch_state()
     def _next(self, queue: ImageQueue) -> Round | None:
         """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:
@@ -247,11 +254,15 @@ class Decoding:
             images = f"{self.batch_size} images" if self.batch_size > 1 else "one image"
             logging.getLogger(__name__).warning("Out of memory; continuing with %s at a time.", images)
 
+    def _unfinished(self) -> list[int]:
+        """Return the indices of the images with tokens that are not decided."""
+        return (self.codes < 0).any(1).nonzero()[:, 0].tolist()
+
     def _restart(self, queue: ImageQueue) -> None:
         """Start the unfinished images again."""
-        unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
+        unfinished = self._unfinished()
         queue.begin(unfinished, self.batch_size)
-        self.codes[unfinished, self.start :] = -1
+        self.codes[unfinished] = self.request.kept.tokens[unfinished]
         self._budget.reset(unfinished)
         self.trace.restart(unfinished)
 
@@ -278,7 +289,8 @@ class Decoding:
         if self.threads.count == self.threads.first:
             self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
-            self._policy.on_verified(round)
+            if not any(record.kept for record in records):
+                self._policy.on_verified(round)
             if not self._policy.is_drafting:
                 slots.stop_drafting()
         return round
@@ -286,7 +298,7 @@ class Decoding:
     def _record_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
         """Record the codes that a round has decided, and return each image's part of the round for the trace."""
         for record, codes in outcome.images:
-            first = record.position + 1
+            first = record.first
             self.codes[record.image, first : first + len(codes)] = torch.tensor(codes)
             self._budget.spend(record)
         return tuple(record for record, _ in outcome.images)

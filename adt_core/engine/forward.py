@@ -17,13 +17,14 @@ from .request import PREFIX_CHUNK
 from .slots import Slots
 
 
-def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
+def forward(slots: Slots, codes: Tensor, step: AttentionMetadata, first: int = 0) -> Tensor:
     """Run the target on tokens that follow the committed tokens of each image.
 
     Args:
         slots: State of the images. The forward pass writes to its KV cache.
-        codes: [B, n], codes of the tokens, roots first.
+        codes: [B, n], codes of the tokens.
         step: Positions and attention mask of the tokens.
+        first: Number of tokens from the root on that earlier forward passes have read.
 
     Returns:
         [R, n, h], features of the tokens.
@@ -33,9 +34,32 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
     decoder = request.target.decoder
     ids = rows.spread(decoder.image_ids.take(codes))
     if decoder.tile:
-        step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
+        step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset + first, request.near)
     check = None if request.replayed else request.check  # an exception from `check` would break a graph capture
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
+
+
+def read_causally(slots: Slots, codes: Tensor) -> Tensor:
+    """Run the target on successive tokens of each image, the root first.
+
+    As in :func:`prefill`, a forward pass in batch-invariant mode reads at most `PREFIX_CHUNK` tokens.
+
+    Args:
+        codes: [B, n], codes of the tokens.
+
+    Returns:
+        [R, n, h], features of the tokens.
+    """
+    size = codes.shape[1]
+    chunk = PREFIX_CHUNK if slots.request.target.decoder.tile else size
+    at = slots.rows.columns[:size].expand(len(codes), -1)
+    features = []
+    for first in range(0, size, chunk):
+        own = at[:, first : first + chunk]
+        step = slots.rows.causal_step(slots.roots, size) if size <= chunk else None
+        step = step or slots.rows.step(slots.roots, first, own, own[..., None] >= at[:, None, : first + chunk])
+        features.append(forward(slots, codes[:, first : first + chunk], step, first))
+    return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
 def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:

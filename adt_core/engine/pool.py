@@ -15,10 +15,10 @@ import math
 from collections.abc import Hashable
 
 import torch
-from torch import nn
 
 from ..drafters import Drafter
 from ..kernels.choice import supports_kernels
+from ..models.layers import Decoder
 from ..models.torch_private import product_settings
 from .request import Request
 from .slots import Slots
@@ -40,7 +40,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
     rows = count, request.groups, target.grid, request.largest
     kernels = supports_kernels(target.decoder.embedding.device)  # False after a kernel has failed
-    lengths = request.padded, request.start, request.cache_length
+    lengths = request.padded, request.start, request.cache_length, request.kept.has_runs
     return (
         rows,
         lengths,
@@ -53,12 +53,12 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     )
 
 
-def put(decoder: nn.Module, slots: Slots) -> None:
+def put(decoder: Decoder, slots: Slots) -> None:
     """Put a set of slots into the pool, for the next decoding with the same plan.
 
     If the pool exceeds `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped.
     """
-    sets = _sets(decoder)
+    sets = decoder.pooled_slots
     device = slots.rows.device
     sets.pop(slots.plan, None)
     sets[slots.plan] = slots
@@ -67,26 +67,21 @@ def put(decoder: nn.Module, slots: Slots) -> None:
         del sets[next(iter(sets))]
 
 
-def take(decoder: nn.Module, plan: Hashable) -> Slots | None:
+def take(decoder: Decoder, plan: Hashable) -> Slots | None:
     """Remove the slots of a plan from the pool and return them; None if the pool has no such slots."""
-    return _sets(decoder).pop(plan, None)
+    return decoder.pooled_slots.pop(plan, None)
 
 
-def release(decoder: nn.Module) -> None:
+def release(decoder: Decoder) -> None:
     """Free the pool, for example before the weights are moved."""
-    _sets(decoder).clear()
+    decoder.pooled_slots.clear()
 
 
-def held_bytes(decoder: nn.Module) -> int:
+def held_bytes(decoder: Decoder) -> int:
     """Return the bytes of device memory that `release` would free."""
     return sum(slots.num_bytes for slots in pooled(decoder))
 
 
-def pooled(decoder: nn.Module) -> list[Slots]:
+def pooled(decoder: Decoder) -> list[Slots]:
     """Return the slots in the pool, oldest first."""
-    return list(_sets(decoder).values())
-
-
-def _sets(decoder: nn.Module) -> dict[Hashable, Slots]:
-    """Return the pooled slots by plan, oldest first."""
-    return decoder.__dict__.setdefault("pooled_slots", {})
+    return list(decoder.pooled_slots.values())

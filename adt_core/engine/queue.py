@@ -130,12 +130,12 @@ class ImageQueue:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:
-        """Let the next images enter new slots: read prompts and prefixes, and sample the first token of each image.
+        """Let the next images enter new slots: read prompts and kept beginnings, and sample each image's first token.
 
         Args:
             cache_length: Number of positions of the KV cache. With None, the cache has only the positions of the
-                prompts and prefixes. Use None if the new slots will be copied into other slots, which have longer
-                caches.
+                prompts and kept beginnings. Use None if the new slots will be copied into other slots, which have
+                longer caches.
 
         Returns:
             The new slots.
@@ -150,6 +150,8 @@ class ImageQueue:
         features = prefill(slots, step)
         z = logits(slots, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
         first = add_noise(slots, z, 0)[:, 0].argmax(-1)
+        given = request.kept.tokens[images, request.start].to(first.device)
+        first = torch.where(given >= 0, given, first)
         slots.roots = Roots.all_at(first, request.start)
         slots.positions = [request.start] * count
         if self._drafter is not None:
@@ -171,7 +173,9 @@ class ImageQueue:
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         # Slots without `cache_length` are only copied into other slots. They run no rounds, so they need no graphs.
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
-        return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
+        kept = request.kept.tokens[images].to(rows.device) if request.kept.has_runs else None
+        positions = [before] * len(images)
+        return Slots(request, images, rows, cache, self._tables(), noise, roots, positions, graphs, kept=kept)
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
         """Make the noise of images, and compute the noise of the first token of each image."""
@@ -191,7 +195,7 @@ class ImageQueue:
         if request.sampling.noise != UPSTREAM:
             return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
-        # The model's original script samples header tokens before the first image token, but not after a prefix.
+        # The model's original script samples header tokens before the first image token, but not after kept tokens.
         before = 0 if request.start else target.script_header
         return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
@@ -201,7 +205,7 @@ class ImageQueue:
         return self._shared_tables
 
     def _rows(self, images: list[int]) -> BatchRows:
-        """Return the prompt rows of images. With a prefix, each row is the prompt followed by the prefix."""
+        """Return the prompt rows of images. If their first tokens are kept, each row is the prompt and these tokens."""
         request = self._request
         decoder = self._request.target.decoder
         start = self._request.start
@@ -209,7 +213,7 @@ class ImageQueue:
             request.prompts[group * request.images + image] for group in range(request.groups) for image in images
         ]
         if start:
-            ids = decoder.image_ids[request.prefix[images].to(decoder.embedding.device)].tolist()
+            ids = decoder.image_ids[request.kept.tokens[images, :start].to(decoder.embedding.device)].tolist()
             prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = request.padded + start
         return BatchRows(

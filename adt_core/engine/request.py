@@ -19,12 +19,14 @@ from ..drafters.load import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
+from ..models.torch_state import own_torch_state
 from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..recipe import Recipe
 from ..rules.noise import Key
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM, Lantern, Sampling
 from ..version import FORMAT
+from .kept import KeptTokens
 
 PROMPT_MULTIPLE = 128
 """If rounds are replayed, prompts are padded to a multiple of this number of tokens. There are two reasons.
@@ -60,7 +62,7 @@ class Request:
         recipe: Settings of the images.
         prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
         keys: Key of each image's noise: the seed of the image, and its index among the images of its prompt.
-        prefix: [B, n] int64, the first n tokens of each of the B images, which are not generated.
+        kept: Tokens of the images that are given and not generated.
         drafter: Drafter. Every method except plain decoding needs one.
         check: Called often; may raise an exception to cancel.
 
@@ -72,11 +74,12 @@ class Request:
     recipe: Recipe
     prompts: Sequence[EncodedPrompt]
     keys: Sequence[Key]
-    prefix: Tensor
+    kept: KeptTokens
     drafter: Drafter | None = None
     check: Check | None = None
 
     @classmethod
+    @own_torch_state()
     def of(
         cls,
         target: Target,
@@ -87,18 +90,18 @@ class Request:
         negatives: Sequence[EncodedPrompt] | None = None,
         image_indices: Sequence[int] | None = None,
         seeds: Sequence[int] | None = None,
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         check: Check | None = None,
     ) -> Request:
         """Make a request with one prompt per image.
 
         Args:
-            recipe: Settings of the images. Its texts and its prefix are not used.
+            recipe: Settings of the images. Its texts and its kept codes are not used.
             drafter: Drafter. Every method except plain decoding needs one.
             negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).
             seeds: Seed of each image (default: the seed in the recipe).
-            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
+            kept: [B, P], codes of the first P cells of each image; -1 for cells to generate (default: all).
             check: Called often; may raise an exception to cancel.
 
         Raises:
@@ -115,7 +118,7 @@ class Request:
             rows += map(target.unconditional, prompts) if negatives is None else negatives
         indices = image_indices if image_indices is not None else [0] * images
         keys = list(zip(seeds if seeds is not None else [recipe.sampling.seed] * images, indices, strict=True))
-        return cls(target, recipe, rows, keys, _prefix_tokens(prefix, images, target), drafter, check)
+        return cls(target, recipe, rows, keys, KeptTokens.of(kept, images, target), drafter, check)
 
     def __post_init__(self) -> None:
         most = self.target.decoder.config.max_positions - self.target.length
@@ -178,7 +181,7 @@ class Request:
     @property
     def start(self) -> int:
         """Raster position of the first token to decode."""
-        return self.prefix.shape[1]
+        return self.kept.start
 
     @cached_property
     def longest(self) -> int:
@@ -210,7 +213,19 @@ class Request:
     def uncommitted(self) -> int:
         """Maximum number of cache positions that a round writes. The position of the root is included."""
         drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
-        return max(self.largest.drafts + 1, drafter)
+        return max(self.largest.drafts + 1, drafter, self.longest_read)
+
+    @property
+    def longest_read(self) -> int:
+        """Largest number of tokens that a plain round reads per image: the root and a run of kept tokens."""
+        return self.read_size(self.kept.longest_run)
+
+    def read_size(self, run: int) -> int:
+        """Return the number of tokens per image that a plain round reads, if the longest run has `run` kept tokens.
+
+        It is a power of 2 if rounds are replayed, because each number of tokens needs its own captured graph.
+        """
+        return 1 << run.bit_length() if self.replayed else run + 1
 
     @property
     def largest(self) -> Shape:
@@ -286,23 +301,3 @@ class Request:
             "device": str(self.target.decoder.embedding.device),
             "format": FORMAT,
         }
-
-
-def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
-    """Convert the codes [B, P] of a prefix to tokens [B, n]. `images` is B.
-
-    In some models, a special token ends each row of an image. So n can be larger than P.
-    """
-    if prefix is None:
-        return torch.empty(images, 0, dtype=torch.long)
-    most = target.num_cells
-    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > most:
-        shape = list(prefix.shape)
-        raise AdtError(f"`prefix` has the shape {shape}; it must be [{images} images, at most {most} codes].")
-    if prefix.numel():
-        low = int(prefix.min())
-        high = int(prefix.max())
-        if low < 0 or high >= target.num_codes:
-            last = target.num_codes - 1
-            raise AdtError(f"`prefix` has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
-    return target.tokens(prefix.cpu())

@@ -11,7 +11,7 @@
 4. *Report*: the host reads one small tensor with the results. The host reads nothing else from the device.
 
 With drafts, a round decides at least one token of each image. Without drafts, a round is a *plain round*: the target
-reads only the root of each image, and the next token is sampled.
+reads only the root of each image and the kept tokens after it (:mod:`.kept`), and the next token is sampled.
 
 Example: the root is token 7, and the drafter proposes the tree on the left. The target emits the tokens on the right.
 The target emits 3 after the root, so draft 3 is accepted. The target emits 9 after 3, so draft 9 is accepted. The
@@ -47,14 +47,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters import Proposer, TreeSizes, Verified
+from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
-from .forward import add_noise, emitted_codes, forward, logits
+from .forward import add_noise, emitted_codes, forward, logits, read_causally
 from .report import RoundReport, pack_plain_round, pack_verified
 from .slots import Slots
 
@@ -99,12 +99,14 @@ def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence
         AdtError: If the target's logits are not finite.
     """
     plan = _plan_round(slots, shapes)
+    if plan.size > 1:
+        slots.prepare_noise()  # of the tokens after the kept tokens
     slots.upload_controls(plan.shapes, plan.advances, max_substitutions)
     packed, info = slots.graphs((plan.key, slots.roots.kv_length), plan.launch, slots.state)
     slots.prepare_noise()  # for the next round, while the device executes this one
     reports = [RoundReport.unpack(row, info.widths) for row in packed.tolist()]  # waits for the device
     images = [
-        _read_report(slots, slot, reports[slot], plan.shapes[slot])
+        _read_report(slots, slot, reports[slot], plan.shapes[slot], plan.runs[slot])
         for slot, advances in enumerate(plan.advances)
         if advances
     ]
@@ -119,32 +121,39 @@ class _RoundPlan(NamedTuple):
         advances: 1 for each slot whose image advances in this round, else 0.
         launch: Function that launches the kernels of the round. It is not called if a captured round is replayed.
         key: Two rounds with the same key launch the same kernels with the same tensor sizes.
+        runs: Number of kept tokens of each slot that the round reads.
+        size: Number of tokens per image that a plain round reads.
     """
 
     shapes: Sequence[Shape]
     advances: Sequence[int]
     launch: Callable[[], tuple[Tensor, _LaunchInfo]]
     key: Hashable
+    runs: Sequence[int]
+    size: int = 1
 
 
 def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     proposer = slots.proposer
     replayed = slots.request.replayed
+    kept = slots.request.kept
     # For each image, the number of positions at which a draft is useful. Example: an image has the positions 0 to 575,
-    # and its root is at 573. A draft is useful at position 574. At position 575 it is not, because the round also
-    # decides the token after the accepted path. So the number is 576 - 2 - 573 = 1.
-    remaining = [slots.request.target.length - 2 - position for position in slots.positions]
+    # none of them kept, and its root is at 573. A draft is useful at position 574. At position 575 it is not, because
+    # the round also decides the token after the accepted path. So the number is 576 - 2 - 573 = 1.
+    remaining = [kept.end(image, position) - 2 - position for image, position in zip(slots.images, slots.positions)]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
-    if proposer is None or not _verifies_trees(proposer, fitting, max(remaining)):
+    runs = [run if is_active else 0 for run, is_active in zip(slots.runs(), slots.active)]
+    if proposer is None or _reads_runs(slots, runs) or not _verifies_trees(proposer, fitting, max(remaining)):
+        size = slots.request.read_size(max(runs))
         # If there is a proposer, a plain round also updates the proposer. So the key depends on it.
-        key = "plain", proposer is not None
-        return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
-    advances = [int(is_active) for is_active in slots.active]
+        key = "plain", proposer is not None, size
+        return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots, size), key, runs, size)
+    advances = [int(is_active and not run) for is_active, run in zip(slots.active, runs)]
     # Each combination of tensor sizes needs its own CUDA graph. Near the end of an image, `fitting` changes in every
     # round. Replayed rounds use the sizes of `shapes` instead, so they need no new graphs there. The captured kernels
     # cut each tree to the limits in `slots.tree_limits`. The host uploads these limits, the sizes in `fitting`.
     sizes = TreeSizes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
-    return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
+    return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key, [0] * len(slots))
 
 
 # ---- work on the device: no synchronisation, fixed sizes in a replayed round ---------------------
@@ -166,7 +175,7 @@ class _LaunchInfo(NamedTuple):
     forwards: int = 0
 
 
-def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
+def _drafted_round(slots: Slots, proposer: Proposer, sizes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
     """Propose, verify and commit a tree for each image.
 
     Returns:
@@ -174,9 +183,9 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple
     """
     started = time.perf_counter()
     forwards = proposer.forwards
-    tree = proposer.propose(slots.roots, shapes)
+    tree = proposer.propose(slots.roots, sizes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
-    verified = verify(slots, proposer, tree, shapes.width)
+    verified = verify(slots, proposer, tree, sizes.width)
     # Make the report before `commit`, because tensors of the tree may share memory with `slots.roots`, and `commit`
     # overwrites the roots.
     packed, widths = pack_verified(verified)
@@ -184,23 +193,39 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple
     return packed, _LaunchInfo(widths, drafting, proposer.forwards - forwards)
 
 
-def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
+def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
     """Decide one token of each image that advances.
 
-    The target reads the root of the image, and the next token is sampled.
+    The target reads the root of the image and the kept tokens after it, and the next token is sampled.
+
+    Args:
+        size: Number of tokens to read per image. An image with fewer tokens is padded with arbitrary tokens.
 
     Returns:
         The report as one tensor (see `report.Packed`), and values for the host.
     """
     roots = slots.roots
-    z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
-    emitted, finite = emitted_codes(add_noise(slots, z, 0))
+    tokens = _roots_and_kept(slots, size)
+    features = read_causally(slots, tokens)
+    runs = slots.run_lengths if size > 1 else torch.zeros_like(roots.at)
+    z = logits(slots, features if size == 1 else slots.rows.gather(features, runs), runs)
+    emitted, finite = emitted_codes(add_noise(slots, z, runs))
     next_roots = torch.where(slots.advances[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
-        slots.proposer.on_plain_round(roots, next_roots, z)
-    roots.advance(next_roots, slots.advances)
+        slots.proposer.on_plain_round(PlainRead(roots, tokens, runs, features, next_roots, z))
+    roots.advance(next_roots, (runs + 1) * slots.advances)
     packed, widths = pack_plain_round(next_roots, finite[:, 0])
     return packed, _LaunchInfo(widths)
+
+
+def _roots_and_kept(slots: Slots, size: int) -> Tensor:
+    """Return the root of each image and the tokens after it, [B, size]. Positions to generate have the token 0."""
+    roots = slots.roots
+    if size == 1 or slots.kept is None:
+        return roots.codes[:, None]
+    at = roots.at + slots.rows.columns[1:size]
+    kept = slots.kept.gather(1, at.clamp_max(slots.kept.shape[1] - 1)).clamp_min(0)
+    return torch.cat([roots.codes[:, None], kept], 1)
 
 
 def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
@@ -278,6 +303,15 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     return shape._replace(depth=depth, drafts=drafts)
 
 
+def _reads_runs(slots: Slots, runs: Sequence[int]) -> bool:
+    """Return whether the round reads the kept tokens after the roots.
+
+    Images whose roots are before kept tokens wait until they are at least half of the active images, because the other
+    images get no drafts in a round that reads kept tokens.
+    """
+    return any(runs) and 2 * sum(run > 0 for run in runs) >= sum(slots.active)
+
+
 def _verifies_trees(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
     """Return whether the round verifies trees. If not, it is a plain round.
 
@@ -308,7 +342,7 @@ def _plain_advances(slots: Slots) -> list[int]:
     ]
 
 
-def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> tuple[ImageRound, list[int]]:
+def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run: int) -> tuple[ImageRound, list[int]]:
     """Read the report of one image, and advance the image's position on the host.
 
     In the report, `codes`, `ranks` and `substituted` have one entry for each node of the accepted path, and `levels`
@@ -317,6 +351,7 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
     Args:
         slots: State of the images. Only `positions` is updated.
         shape: Maximum size of the image's draft tree.
+        run: Number of kept tokens of the image that the round has read.
 
     Returns:
         The image's record, and the codes that the round decided.
@@ -341,8 +376,9 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
         substituted=sum(report.substituted[: accepted + 1]),
         width=max(levels, default=0),
         levels=levels,
+        kept=run,
     )
-    slots.positions[slot] += accepted + 1
+    slots.positions[slot] += run + accepted + 1
     return record, [*report.codes[1 : accepted + 1], *report.root]
 
 

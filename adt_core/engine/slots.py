@@ -37,11 +37,12 @@ class Slots:
         positions: Raster position of each root, on the host.
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
+        kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads any.
         plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
         active: For each slot, whether its image is still being decoded. A finished image may stay in its slot.
-        controls: Values that the host sets for each round, [B, 5] int64. The columns are: maximum depth, width and
+        controls: Values that the host sets for each round, [B, 6] int64. The columns are: maximum depth, width and
             number of drafts of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
-            substitute.
+            substitute; number of kept tokens after the root (`run_lengths`).
     """
 
     request: Request
@@ -54,11 +55,12 @@ class Slots:
     positions: list[int]
     graphs: Graphs
     proposer: Proposer | None = None
+    kept: Tensor | None = None
     plan: Hashable = None
 
     def __post_init__(self) -> None:
         self.active: list[bool] = [True] * len(self)
-        self.controls = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
+        self.controls = torch.zeros(len(self), 6, dtype=torch.long, device=self.rows.device)
         self._uploaded: list[list[int]] = []
 
     @property
@@ -73,8 +75,8 @@ class Slots:
 
     def finished(self) -> list[int]:
         """Return the indices of the active slots whose image is complete."""
-        last = self.request.target.length - 1
-        return [slot for slot, position in enumerate(self.positions) if position == last and self.active[slot]]
+        is_finished = map(self.request.kept.is_finished, self.images, self.positions)
+        return [slot for slot, finished in enumerate(is_finished) if finished and self.active[slot]]
 
     def select(self, slots: list[int]) -> None:
         """Keep only the given slots.
@@ -87,6 +89,8 @@ class Slots:
         if self.noise is not None:
             self.noise.select(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
+        if self.kept is not None:
+            self.kept = self.kept[index]
         self.images = [self.images[slot] for slot in slots]
         self.positions = [self.positions[slot] for slot in slots]
         self.active = [self.active[slot] for slot in slots]
@@ -123,6 +127,8 @@ class Slots:
             self.noise.admit(index, others.noise)
         self.roots.codes.index_copy_(0, index, others.roots.codes)
         self.roots.at.index_copy_(0, index, others.roots.at)
+        if self.kept is not None and others.kept is not None:
+            self.kept.index_copy_(0, index, others.kept)
         for slot, image, position in zip(slots, others.images, others.positions, strict=True):
             self.images[slot] = image
             self.positions[slot] = position
@@ -151,8 +157,8 @@ class Slots:
             max_substitutions: For each slot, the number of tokens that LANTERN may still substitute.
         """
         self.roots.kv_length = self._columns() if self.request.replayed else 0
-        values = zip(shapes, advances, max_substitutions, strict=True)
-        controls = [[*shape[:3], advance, limit] for shape, advance, limit in values]
+        values = zip(shapes, advances, max_substitutions, self.runs(), strict=True)
+        controls = [[*shape[:3], advance, limit, run] for shape, advance, limit, run in values]
         if controls != self._uploaded:
             on_host = torch.tensor(controls)
             is_cuda = self.controls.is_cuda
@@ -162,7 +168,11 @@ class Slots:
     def prepare_noise(self) -> None:
         """Make the noise of the next round. Call this method while the device executes the current round."""
         if self.noise is not None:
-            self.noise.prepare(self.positions)
+            self.noise.prepare([position + run for position, run in zip(self.positions, self.runs())])
+
+    def runs(self) -> list[int]:
+        """Return for each slot the number of kept tokens between the root and the next token to generate."""
+        return [self.request.kept.run(image, position) for image, position in zip(self.images, self.positions)]
 
     def state(self) -> list[Tensor]:
         """Return all tensors, except KV caches, that a round changes and the next round reads."""
@@ -193,3 +203,8 @@ class Slots:
     def max_substitutions(self) -> Tensor:
         """Number of tokens of each image that LANTERN may still substitute, [B]."""
         return self.controls[:, 4]
+
+    @property
+    def run_lengths(self) -> Tensor:
+        """Number of kept tokens of each image between its root and the next token to generate, [B, 1]."""
+        return self.controls[:, 5:6]

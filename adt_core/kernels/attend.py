@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
-from ..models.torch_private import far_attention
+from ..models.torch_private import attention, far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
 from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, tolerance
@@ -104,7 +103,7 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     """
     keys, values = cache[:, :, :, : mask.shape[-1]].unbind()
     if near_keys is None:
-        return F.scaled_dot_product_attention(q, keys, values, mask)
+        return attention(q, keys, values, mask)
     far = None if near_keys.columns is None else far_attention(q, keys, values, mask)
     return near_attention(q, near_keys.take(cache, mask.shape[-1]), near_keys.mask, far)
 

@@ -1,7 +1,7 @@
 """Command `python adt.py benchmark`: compare methods on the same prompts, side by side.
 
-Plain decoding (without drafts) is always measured too. Each prompt is decoded by all methods, in random order, before
-the next prompt. So if the speed of the machine changes, it changes for all methods, and their ratios stay correct.
+Plain decoding (without drafts) is always measured too. The methods take turns (:mod:`adt_core.run.race`): all of them
+decode a prompt before the next prompt.
 
 When all methods have finished a prompt, the results are appended to `runs.jsonl` in the benchmark's folder. A benchmark
 that was interrupted continues with the first missing prompt. The images are in the folders `images/METHOD`. If a method
@@ -20,7 +20,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -33,6 +32,7 @@ from ..files import read_text, write_in
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
 from ..recipe import Recipe
+from ..run import race
 from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
 from ..run.pipeline import Pipeline
@@ -43,7 +43,6 @@ from . import quality, report
 from .records import RUNS, append, open_records
 from .report import RELAXED
 
-"""Suffix in the name of a method with relaxed acceptance."""
 NETWORK = "network"
 WARM_UP = 8
 """Number of rounds (target forward passes) of each method before the measurements."""
@@ -242,41 +241,46 @@ class BenchmarkWorker:
     Args:
         pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
+        progress: Progress callback of :func:`.race.turn`.
 
     Attributes:
         facts: Result of `Benchmark.settings`.
     """
 
-    def __init__(self, benchmark: Benchmark, pipelines: dict[str, Pipeline], check: Check | None = None):
-        self._prompts = benchmark.prompts
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        pipelines: dict[str, Pipeline],
+        check: Check | None = None,
+        progress: Callable[[int, str], None] | None = None,
+    ):
+        self.benchmark = benchmark
+        self.facts = benchmark.settings(pipelines[PLAIN].target)
         self._pipelines = pipelines
         self._check = check
+        self._progress = progress
         self._is_warm = False
-        self.facts = benchmark.settings(pipelines[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
-        """Decode a prompt by all methods. The order of the methods is random, with the prompt's index as the seed.
+        """Decode a prompt by all methods, in an order that depends on the index of the prompt.
 
         Yields:
             A single pair: the index of the prompt, and its results.
         """
-        if not self._is_warm:  # the first rounds of a method are slower
-            for pipeline in self._pipelines.values():
-                pipeline.decoding(self._prompts[:1], check=self._check).warm_up(WARM_UP)
+        methods = {name: partial(pipeline.decoding, check=self._check) for name, pipeline in self._pipelines.items()}
+        prompts = self.benchmark.prompts
+        if not self._is_warm:
+            race.warm_up((decoding(prompts[:1]) for decoding in methods.values()), WARM_UP)
         self._is_warm = True
-        prompt = self._prompts[number]
-        rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
-        order = map(str, rng.permutation(list(self._pipelines)))
-        decodings = {name: self._pipelines[name].decoding([prompt], check=self._check).run() for name in order}
+        runs = {name: lambda prompt, decoding=decoding: decoding([prompt]).run() for name, decoding in methods.items()}
+        decodings = race.turn(runs, prompts[number], number, self._progress)
         plain = decodings[PLAIN].grid_codes()
         measured = Measured()
-        for name, pipeline in self._pipelines.items():
-            decoding = decodings[name]
-            codes = decoding.grid_codes()
-            agreement = (codes == plain).double().mean().item()
+        for name, decoding in decodings.items():
+            agreement = (decoding.grid_codes() == plain).double().mean().item()
             png = None
             if name == PLAIN or agreement < 1:
-                png = pipeline.result(decoding, 0, prompt, benchmark_method=name).png
+                png = self._pipelines[name].result(decoding, 0, prompts[number], benchmark_method=name).png
             acceptance = decoding.trace.acceptance_map()
             measured[name] = {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
         yield number, measured
@@ -296,27 +300,20 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     return BenchmarkWorker(benchmark, pipelines)
 
 
-def measure(
-    benchmark: Benchmark, pipelines: dict[str, Pipeline], folder: Path, check: Check | None = None
-) -> Iterator[dict]:
+def measure(worker: BenchmarkWorker, folder: Path) -> Iterator[dict]:
     """Measure the missing prompts in this process.
-
-    Args:
-        pipelines: Result of `Benchmark.pipelines`.
-        check: Cancellation callback; it may raise an exception.
 
     Yields:
         A record for every prompt. Records that are already in the folder come first. A record has the entries `prompt`
-        (index of the prompt), `text` (the prompt) and `runs`. `runs` maps each method to its run statistics, with four
-        more entries:
+        (index of the prompt), `text` (the prompt) and `runs`. `runs` maps each method to its run statistics and
+        conditions, such as the cost profile that the device may have learned before, with four more entries:
 
         - `agreement`: share of tokens that equal the token of plain decoding at the same position.
         - `acceptance`: for each cell of the image, the number of tokens that were decoded in the same round.
         - `picture`: path of the image relative to `folder`.
         - `quality`: scores of the image, by column.
     """
-    worker = BenchmarkWorker(benchmark, pipelines, check)
-    return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
+    return collect(worker.benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
 
 
 def collect(

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 from .. import untrusted
 from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
+from ..policies import CostProfile
 from ..run import stats
 from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
@@ -114,10 +115,21 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Return whether a run has valid statistics, acceptance map, scores and image path."""
     if not stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
+    if not _is_profile(run.get("profile")):
+        return False
     scores = run.get("quality")
     if not _are_scores(scores) or bool(scores) != bool(settings["metrics"]):
         return False
     return scores.keys().isdisjoint(COLUMNS) and _is_inside(run.get("picture"))
+
+
+def _is_profile(value: object) -> bool:
+    """Return whether a value is a valid cost profile, or None for a method without a profile."""
+    try:
+        _ = value is None or CostProfile.from_json(value)
+    except AdtError:
+        return False
+    return True
 
 
 def _is_map(value: object, grid: Sequence[int]) -> bool:

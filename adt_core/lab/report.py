@@ -1,5 +1,7 @@
 """Report of a benchmark: speed-ups over no drafting with 95 % confidence intervals (CI), and other statistics.
 
+Intervals need at least :data:`~adt_core.run.race.MIN_SAMPLES` prompts.
+
 The report is written as Markdown, CSV, JSON and two plots. A record has the results of all methods for one prompt; see
 :func:`.benchmark.measure`.
 """
@@ -18,6 +20,7 @@ from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
 from ..messages import Message, join, message
 from ..policies import PLAIN
+from ..run import race
 
 RELAXED = "+lantern"
 """Suffix of the name of a method with relaxed acceptance, which changes images."""
@@ -26,6 +29,7 @@ COLUMNS = {
     "speedup": "speed-up",
     "low": "95 % CI low",
     "high": "95 % CI high",
+    "totals": "ratio of totals",
     "tau": "tau",
     "mean_depth": "mean depth",
     "target_forwards": "target forwards",
@@ -54,33 +58,16 @@ FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.pn
 """Names of the report's files."""
 
 
-def median_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the 95 % bootstrap interval of a median. The random seed is fixed.
-
-    Args:
-        values: [n], values of which the median is taken.
-    """
-    rng = np.random.Generator(np.random.Philox(key=0))
-    medians = np.median(rng.choice(values, (4000, len(values))), axis=1)
-    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
-
-
-def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
-    """Return for each prompt the time of the method `of` divided by the time of the method `to`.
-
-    A ratio above 1 means that `to` is faster.
-
-    Args:
-        of: Method whose time is the numerator.
-        to: Method whose time is the denominator.
-    """
-    return np.array([record["runs"][of]["seconds"] / record["runs"][to]["seconds"] for record in records])
+def seconds(records: list[dict], method: str) -> list[float]:
+    """Return the time of a method for each prompt."""
+    return [record["runs"][method]["seconds"] for record in records]
 
 
 def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None) -> list[dict]:
     """Summarise a benchmark in one row per method.
 
-    The speed-up of a method is the median over all prompts of (time of plain decoding / time of the method).
+    The speed-up of a method is the median over all prompts of (time of plain decoding / time of the method). The column
+    "totals" is the ratio of the total times, as in papers.
 
     Args:
         sets: Scores of all images of a method together, such as FID: {method: {column: score}}.
@@ -93,9 +80,9 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
     shared = [name for name in qualities[0] if all(name in scores for scores in qualities)]
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
-        speedups = ratios(records, PLAIN, name)
-        low, high = median_interval(speedups)
-        row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
+        times = seconds(records, PLAIN), seconds(records, name)
+        speedup, low, high = race.speedup(*times)
+        row = {"method": name, "speedup": speedup, "low": low, "high": high, "totals": race.ratio_of_totals(*times)}
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
         drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_drafts", "target_forwards"))
         row |= {"drafts_per_round": drafts / max(forwards, 1), "identical": sum(run["agreement"] == 1 for run in runs)}
@@ -116,9 +103,10 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
     Args:
         rows: Rows of `summary`.
         images: Number of images per method.
-        columns: Names of the columns to include (default: all).
+        columns: Names of the columns to include (default: all that have values).
     """
-    headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
+    shown = [key for key in rows[0] if rows[0][key] is not None] if columns is None else columns
+    headings = {key: heading for key, heading in _headings(rows).items() if key in shown}
     cells = [[_FORMATS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
     lines = ["| " + " | ".join(line) + " |" for line in (headings.values(), *cells)]
     return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
@@ -141,8 +129,17 @@ def verdict(rows: list[dict], images: int) -> Message:
     if not drafted:
         return same
     best = max(drafted, key=lambda row: row["speedup"])
-    numbers = {name: f"{best[column]:.1f}" for name, column in (("ratio", "speedup"), ("low", "low"), ("high", "high"))}
-    return join((same, message("benchmark.fastest", method=best["method"], **numbers)))
+    fastest = message("benchmark.fastest", method=best["method"], ratio=f"{best['speedup']:.1f}")
+    return join((same, fastest, race.Estimate(best["speedup"], best["low"], best["high"]).remark))
+
+
+def _learned(records: list[dict]) -> str:
+    """Return a line on the cost profiles that methods such as `auto` used, or "" if no method used one."""
+    runs = (run for record in records for run in record["runs"].values())
+    counts = [run["profile"].get("decodings", 0) for run in runs if run.get("profile")]
+    if not counts:
+        return ""
+    return f"Cost profiles were learned from {min(counts)} to {max(counts)} earlier decodings on this device."
 
 
 def markdown(rows: list[dict], settings: dict, note: str) -> str:
@@ -150,7 +147,7 @@ def markdown(rows: list[dict], settings: dict, note: str) -> str:
 
     Args:
         rows: Rows of `summary`.
-        note: Line below the table, or "".
+        note: Lines below the table, or "".
     """
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
@@ -177,7 +174,7 @@ def write(
     """
     rows = summary(records, sets)
     paths = [folder / name for name in FILES[:3]]
-    text = markdown(rows, settings, note)
+    text = markdown(rows, settings, "\n".join(filter(None, (_learned(records), note))))
     data = to_json({"settings": settings, "summary": rows, "records": records})
     for path, content in zip(paths, (text.encode(), to_csv(list(_headings(rows)), rows), data)):
         write_in(folder, path.name, content)
@@ -191,11 +188,11 @@ def _draw_speed(path: Path, rows: list[dict]) -> None:
     figure = Figure((7, 0.3 * len(rows) + 1), layout="constrained")
     axes = figure.subplots()
     values, low, high = (np.array([row[name] for row in rows]) for name in ("speedup", "low", "high"))
-    error = np.maximum(0, [values - low, high - values])
+    error = None if None in low else np.maximum(0, [values - low, high - values])
     axes.barh([row["method"] for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
-    figure.supxlabel("speed-up over no drafting (median, 95 % CI)", fontsize="medium")
+    figure.supxlabel("speed-up over no drafting (median" + (")" if error is None else ", 95 % CI)"), fontsize="medium")
     _save(figure, path, 120)
 
 

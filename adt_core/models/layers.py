@@ -7,10 +7,10 @@ head has m = g * n queries. In matrix products, each of the N tokens is one row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -349,6 +349,8 @@ class Decoder(nn.Module):
             engine sets it when decoding starts.
         pads_single_row: Whether a product of one row is computed with two rows. The engine sets it when decoding
             starts, if float32 products of two or more rows are batch-invariant on this CPU.
+        pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
+            together with the weights.
     """
 
     image_ids: Tensor
@@ -359,6 +361,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
         self.config = config
+        self.pooled_slots: dict[Hashable, Any] = {}
         codes = num_codes or len(image_ids)
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))

@@ -17,6 +17,7 @@ from .reading.checkpoint import Checkpoint, NoWeights
 from .reading.entries import check_entries, fill
 from .reading.paths import home_of, name_of, resolve
 from .target import PublishedSampling, Target, Words
+from .torch_state import own_torch_state
 from .unsupported import refuse_kind, refuse_layout
 
 FAMILIES: list[Family] = [
@@ -61,6 +62,7 @@ def family_of(checkpoint: Checkpoint) -> Family:
 
 
 @torch.inference_mode(False)
+@own_torch_state()
 def load_target(
     path: str | Path = BUNDLED,
     device: torch.device | str = "cpu",
@@ -71,8 +73,8 @@ def load_target(
 ) -> Target:
     """Load a target.
 
-    The decorator turns inference mode off. Otherwise ComfyUI could not move the weights later: outside inference mode,
-    torch refuses to change tensors that were created in inference mode.
+    The first decorator turns inference mode off. Otherwise ComfyUI could not move the weights later: outside inference
+    mode, torch refuses to change tensors that were created in inference mode.
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.

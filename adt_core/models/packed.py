@@ -1,17 +1,19 @@
 """Packed weights: float32 matrices in the memory layout in which oneDNN multiplies them fastest on a CPU.
 
-A packed copy is an attribute of the weight, so it exists as long as the weight. It changes no bit of a product. With
-the 4 to 64 rows of a draft tree, products with packed weights take 7 to 30 % less time (docs/performance.md).
+The runtime holds the packed copies. A copy exists as long as its weight. It changes no bit of a product. With the 4 to
+64 rows of a draft tree, products with packed weights take 7 to 30 % less time (docs/performance.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from ..runtime import get_runtime
 from .cpu import ALL_ROWS, max_mkl_rows
 from .torch_private import onednn_pack
 
@@ -20,17 +22,18 @@ MAX_BYTES = 2**26
 reserves for them. They save less time, because reading them from memory takes most of it."""
 WEIGHTS = ("qkv", "out", "gate_up", "down", "head_in", "head", "fc")
 """Names of the parameters that are packed: the weights of :func:`.layers.product`."""
-_ATTRIBUTE = "packed"
 
 
 class Packed(NamedTuple):
     """Packed copy of a weight.
 
     Attributes:
+        weight: Weak reference to the weight.
         version: Value of :func:`_version` for the weight that was copied.
         matrix: The copy. Only oneDNN can read it.
     """
 
+    weight: ref[Tensor]
     version: tuple[int, int]
     matrix: Tensor
 
@@ -46,8 +49,8 @@ def pack(networks: Iterable[nn.Module]) -> None:
         return
     named = [item for network in networks for item in network.named_parameters()]
     for _, weight in named:
-        if packed(weight) is None and hasattr(weight, _ATTRIBUTE):
-            delattr(weight, _ATTRIBUTE)  # of an earlier dtype, device or value
+        if packed(weight) is None:
+            get_runtime().packed_weights.pop(id(weight), None)  # of an earlier dtype, device or value
     weights = [
         weight
         for name, weight in named
@@ -57,13 +60,22 @@ def pack(networks: Iterable[nn.Module]) -> None:
         return
     for weight in weights:
         if packed(weight) is None and (matrix := onednn_pack(weight.detach())) is not None:
-            setattr(weight, _ATTRIBUTE, Packed(_version(weight), matrix))
+            _store(weight, matrix)
 
 
 def packed(weight: Tensor) -> Tensor | None:
     """Return the packed copy of a weight; None if there is no copy, or if the weight has changed since the copy."""
-    copy = getattr(weight, _ATTRIBUTE, None)
-    return copy.matrix if copy is not None and copy.version == _version(weight) else None
+    copy = get_runtime().packed_weights.get(id(weight))
+    if copy is None or copy.weight() is not weight or copy.version != _version(weight):
+        return None
+    return copy.matrix
+
+
+def _store(weight: Tensor, matrix: Tensor) -> None:
+    """Store the packed copy of a weight until the weight is freed."""
+    copies = get_runtime().packed_weights
+    key = id(weight)
+    copies[key] = Packed(ref(weight, lambda _: copies.pop(key, None)), _version(weight), matrix)
 
 
 def _version(weight: Tensor) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from ..errors import AdtError, Check
 from ..settings import Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
+from .torch_state import own_torch_state
 from .vq import Codec
 
 
@@ -354,6 +355,7 @@ class Target:
         """Return the note of a prompt or raise the errors of :meth:`encode_prompt`, without running a text encoder."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
+    @own_torch_state()
     def encode_prompt(self, text: str) -> EncodedPrompt:
         """Return the conditional row of a text, or raise an AdtError if it is empty or too long."""
         if self.sources:
@@ -394,34 +396,36 @@ class Target:
         """Decode codes [B, rows, columns] to pixels [B, 3, height, width] in [-1, 1], on the codec's device."""
         return self.codec.decode(codes.to(self.codec.codebook.device), check=check)
 
-    def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
-        """Return the first codes of an existing image, in the order of generation, to continue the image from there.
+    def kept(self, cells: Tensor, generated: Tensor, small: Tensor | None = None) -> Tensor:
+        """Return the codes of an existing image of which some cells are generated again, in the order of generation.
+
+        A cell of the small image is generated if at least half of its area is generated.
 
         Args:
             cells: [B, rows, columns] int64 codes of the image.
-            count: Number of codes of the image to keep.
-            small: [B, rows, columns] int64 codes of the small image. By default they are taken from ``cells`` at
-                regular distances.
+            generated: [B or 1, rows, columns] bool, whether each cell is generated.
+            small: [B, rows, columns] codes of the small image (default: codes of ``cells`` at regular distances).
 
         Returns:
-            [B, P] int64: P codes, first all codes of the small image, then the kept codes. P is 0 if ``count`` is 0.
+            [B, num_cells] int64, first the codes of the small image, then those of the image; -1 for cells to generate.
         """
-        kept = cells.flatten(1)[:, :count]
-        if not (count and math.prod(self.lead)):
+        kept = torch.where(generated, -1, cells).flatten(1)
+        if not math.prod(self.lead):
             return kept
         if small is None:
             # a small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2
             rows, columns = (torch.arange(few) * many // few for few, many in zip(self.lead, self.grid))
             small = cells[:, rows[:, None], columns]
-        return torch.cat([small.flatten(1), kept], 1)
+        share = F.adaptive_avg_pool2d(generated.float(), self.lead)
+        return torch.cat([torch.where(share >= 0.5, -1, small).flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Insert an end token after every complete row of an image's first P codes [B, P], if rows have end tokens."""
+        """Insert the tokens that end the rows, if any, into codes [B, num_cells]; -1 is a token to generate."""
         if not self.row_end:
             return cells
-        rows = cells.split(self.grid[1], 1)
-        ended = [F.pad(row, (0, 1), value=self.num_codes) if row.shape[1] == self.grid[1] else row for row in rows]
-        return torch.cat(ended, 1)
+        rows = cells.unflatten(1, self.grid)
+        ends = torch.where(rows[..., -1:] < 0, -1, self.num_codes)
+        return torch.cat([rows, ends], 2).flatten(1)
 
     def guidance(self, scale: float, like: Tensor) -> Tensor | float:
         """Return the guidance scale at every position.

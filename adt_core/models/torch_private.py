@@ -7,6 +7,8 @@ from torch import Tensor
 
 from ..environment import variable
 
+attention = getattr(torch._C._nn, "scaled_dot_product_attention", None) or torch.ops.aten.scaled_dot_product_attention
+"""torch's own function, also if another program has replaced it in `torch.nn.functional`."""
 _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 _PACK = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _PACKED_FOR = 32

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
+from .torch_private import attention
+from .torch_state import own_torch_state
 
 NORM_GROUPS = 32
 """Number of groups of every group norm."""
@@ -107,7 +109,7 @@ class AttnBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         q, k, v = (layer(h).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        h = F.scaled_dot_product_attention(q, k, v)
+        h = attention(q, k, v)
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
@@ -238,6 +240,22 @@ def _finite(values: Tensor) -> Tensor:
     return values
 
 
+def check_finite(values: Tensor, name: str) -> None:
+    """Check values that a user has given.
+
+    Args:
+        name: Name of the input, for the error message.
+
+    Raises:
+        AdtError: If a value is infinite or NaN.
+    """
+    wrong = int(values.numel() - values.isfinite().sum())
+    if wrong:
+        raise AdtError(
+            f"{name}: {wrong} of its {values.numel()} values are infinite or NaN; check the node or file that made it."
+        )
+
+
 class Codec(nn.Module):
     """Image tokenizer. It always computes in float32, whatever the dtype of the transformer.
 
@@ -282,6 +300,7 @@ class Codec(nn.Module):
         """Return the codebook vectors [B, C, h, w] of int64 codes [B, h, w]."""
         return F.embedding(codes.to(self.codebook.device), self.codebook).permute(0, 3, 1, 2).contiguous()
 
+    @own_torch_state()
     def nearest(self, vectors: Tensor) -> Tensor:
         """Return the code whose codebook vector has the smallest Euclidean distance to each vector.
 
@@ -292,7 +311,11 @@ class Codec(nn.Module):
 
         Returns:
             [B, h, w] int64 codes.
+
+        Raises:
+            AdtError: If a value is infinite or NaN.
         """
+        check_finite(vectors, "samples")
         codebook = self.codebook
         flat = vectors.to(codebook).permute(0, 2, 3, 1)
         squares = codebook.pow(2).sum(1)
@@ -300,6 +323,7 @@ class Codec(nn.Module):
         nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_DISTANCE_ROWS)]
         return torch.cat(nearest).view(flat.shape[:3])
 
+    @own_torch_state()
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
         """Convert images to codes.
 
@@ -311,11 +335,13 @@ class Codec(nn.Module):
             [B, h, w] int64 codes.
 
         Raises:
-            AdtError: If the encoder returns infinite or NaN values.
+            AdtError: If a pixel is infinite or NaN, or the encoder returns such values.
         """
+        check_finite(pixels, "pixels")
         with _cancellable(self, check):
             return self.nearest(_finite(self._encode(pixels.to(self.codebook))))
 
+    @own_torch_state()
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
         """Convert codes to images.
 

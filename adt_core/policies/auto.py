@@ -11,7 +11,7 @@ rounds, from the cost profile of the device (:mod:`.costs`). w(n) is the expecte
   (`DraftMode.expected_accepted`), times the gain of the mode. The gain is the ratio of accepted to expected drafts in
   earlier decodings with the same sampling settings (:mod:`.cost_model`).
 - `image_bias` is the ratio of accepted to expected drafts of the mode in this image. For a mode that was not used in
-  this image, it is estimated from the other modes (`RECORDD_BIAS`). Old rounds slowly lose their weight, so a mode with
+  this image, it is estimated from the other modes (`SHARED_BIAS`). Old rounds slowly lose their weight, so a mode with
   few accepted drafts is tried again later.
 - `region_bias` compares the last few rounds, in any mode, with the image's average: it is the ratio of accepted drafts
   to `image_bias * expected_accepted`. It is high in regions of the image that are easy to predict.
@@ -66,7 +66,7 @@ IMAGE_PRIOR = 100.0
 """`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
 """Minimum speed-up over plain decoding. On a CPU, if less is expected, there are no drafts after the trial."""
-RECORDD_BIAS = 0.5
+SHARED_BIAS = 0.5
 """Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
 drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""
 STAY_BONUS = 1.2
@@ -275,7 +275,7 @@ class _ImageHistory:
 
     def image_bias(self, mode: str) -> float:
         own = self.image_biases.get(mode)
-        return self.shared_bias.ratio**RECORDD_BIAS if own is None else own.ratio
+        return self.shared_bias.ratio**SHARED_BIAS if own is None else own.ratio
 
     def multiplier(self, mode: str) -> float:
         """Return the factor on the `expected_accepted` of a mode for this image's next round."""

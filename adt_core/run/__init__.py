@@ -1,1 +1,1 @@
-"""A run: its recipe, its jobs, the loop that decodes them, and the store of its images."""
+"""A run: its recipe, its jobs, the loop that decodes them, the store of its images, and races between methods."""

@@ -17,8 +17,6 @@ from ..version import FORMAT
 from .checkpoints import model_files
 from .runner import Runner
 
-SETTINGS_KEY = "settings_key"
-"""Name of the digest in records and lines."""
 DIGEST_BYTES = 16
 """Length of a digest. With 128 bits, nobody can find two contents with the same digest."""
 CACHED_BYTES = 2**28

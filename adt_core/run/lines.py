@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import AdtError
-from ..files import add_line, opened, parse_json, reason, write_with
+from ..files import LARGEST_JSON, add_line, bounded_lines, opened, parse_json, reason, write_with
 from .jobs import Job, JobList
+
+BEGINNING = b'{"image": '
+"""First bytes of every line."""
 
 
 class _Place(NamedTuple):
@@ -40,11 +43,12 @@ def check_lines(path: Path, name: str) -> None:
         name: Name of the option with this path.
 
     Raises:
-        AdtError: If the file exists, and its first line is not one of this module.
+        AdtError: If the file exists, and does not begin with a line of this module.
     """
     if path.is_file():
-        first = next((line for _, line in _lines(path)), b"")
-        if first.strip() and "image" not in _parsed(first):
+        with opened(path) as file:
+            first = file.read(len(BEGINNING))
+        if not BEGINNING.startswith(first):  # a kill may have cut the first line
             raise AdtError(f"`{name}`: '{path}' has other content than lines of images; choose another file.")
 
 
@@ -125,11 +129,10 @@ class ImageLines:
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the content of each line."""
     try:
-        with opened(path) as file:
-            offset = 0
-            for line in file:
-                yield offset, line
-                offset += len(line)
+        offset = 0
+        for line in bounded_lines(path, LARGEST_JSON * 2**20):
+            yield offset, line
+            offset += len(line)
     except OSError as error:
         raise AdtError(f"'{path}' can't be read ({reason(error)}); delete it, or choose another file.") from error
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, overload
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from ..drafters import load_drafter
 from ..errors import AdtError, Check, command, shown
@@ -28,6 +29,7 @@ from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Recipe
 from .checkpoints import default_folder
 from .jobs import JobList, PromptEntry
+from .masks import kept_of, mask_cells, open_rgb
 from .png_settings import read_values
 from .previews import preview
 from .resolve import Hardware, resolve_recipe
@@ -156,6 +158,22 @@ class Pipeline(Runner):
         recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
         recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)._with_drafter()
+
+    def keep(self, image: str | Path, mask: str | Path | Tensor) -> tuple[int, ...]:
+        """Return the option `kept`, with which only a part of an existing image is generated.
+
+            pipe.generate("a green door", kept=pipe.keep("house.png", "mask.png"))
+
+        Args:
+            image: Image file. If it has another size than the model's images, it is cropped and resized.
+            mask: Image file in which the part to generate is white and the part to keep is black, or a tensor
+                [height, width] with 1 and 0. The mask is rounded to whole tokens.
+
+        Raises:
+            AdtError: If a file can't be read, or the mask is empty.
+        """
+        generated = mask_cells(mask, self.target)
+        return kept_of(open_rgb(Path(image), "image"), generated, self.target)
 
     @overload
     def generate(self, prompt: str, batch_size: int = 1, check: Check | None = None, **options) -> Result: ...

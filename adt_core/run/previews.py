@@ -153,7 +153,7 @@ class Previews:
         """Return the number of complete rows of each image, with the rows of the small image that precedes it."""
         rows: list[int] = []
         for decoding in self._decodings:
-            complete = [(codes >= 0).all(2).sum(1) for codes in _grids(decoding)]
+            complete = [_complete_rows(codes) for codes in _grids(decoding)]
             rows += torch.stack(complete).sum(0).tolist()
         return rows
 
@@ -166,9 +166,9 @@ def columns_of(count: int) -> int:
 def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image.Image:
     """Decode the complete rows of an image, or those of the small image that precedes it. Other rows are `BLANK`."""
     grids = [codes[image] for codes in _grids(decoding)]
-    started = [codes for codes in grids if (codes >= 0).all(1).any()]
+    started = [codes for codes in grids if _complete_rows(codes)]
     codes = started[-1] if started else grids[-1]
-    rows = int((codes >= 0).all(1).sum())
+    rows = int(_complete_rows(codes))
     side = decoding.target.downsample
     whole = Image.new("RGB", (codes.shape[1] * side, codes.shape[0] * side), BLANK)
     if rows:
@@ -178,6 +178,14 @@ def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image
             pixels = decoding.target.pixels(decoded[None], check)[0, :, : rows * side]
         whole.paste(Image.fromarray(to_uint8(pixels)))
     return whole
+
+
+def _complete_rows(codes: Tensor) -> Tensor:
+    """Return the number of complete rows of codes [..., rows, columns] before the first incomplete one, [...].
+
+    Rows after it can also be complete, if a mask keeps them.
+    """
+    return (codes >= 0).all(-1).long().cumprod(-1).sum(-1)
 
 
 def _grids(decoding: Decoding) -> list[Tensor]:

@@ -25,6 +25,7 @@ from ..engine.request import Request
 from ..errors import AdtError, Check, shown
 from ..files import write
 from ..models.target import EncodedPrompt, Target, suffixed
+from ..models.torch_state import own_torch_state
 from ..recipe import BUNDLED, Recipe
 from ..trace import Trace
 from ..version import VERSION
@@ -36,6 +37,8 @@ PART_FACTOR = 8
 """Maximum number of images in one decoding, as a multiple of the batch size.
 
 With a larger factor, all batch slots are in use for a larger share of the time, but the decoding needs more memory."""
+SETTINGS_KEY = "settings_key"
+"""Name of the digest of all settings (`identity.settings_key`) in records and lines."""
 CAPTION = "caption"
 """Name of the complete prompt, in the PNG of an image whose prompt was truncated."""
 
@@ -49,7 +52,7 @@ class Result:
         tokens: [rows, columns] int64, code of each cell of the image.
         trace: Record of the rounds that generated the image, with statistics (`trace.report()`).
         png: Content of a PNG file with the image and its record.
-        record: Settings, tokens and statistics of the image, as plain JSON types.
+        record: Settings of the image, as plain JSON types. In a list, also its tokens and statistics.
     """
 
     prompt: str
@@ -124,6 +127,17 @@ class Finished:
         """Statistics of the image."""
         return image_stats(self.decoding.trace, self.image)
 
+    def listed(self, key: str, **more: Any) -> dict[str, Any]:
+        """Return the entries that the record of an image of a list has, in addition to its settings.
+
+        The PNG of a single image has no such entries. It has no durations, so that equal images have equal files.
+
+        Args:
+            key: Digest of all settings (`identity.settings_key`).
+            **more: Further statistics.
+        """
+        return {"tokens": self.codes, "figures": {**self.figures, **more}, SETTINGS_KEY: key}
+
     def result(self, texts: Mapping[str, str] | None = None, **more: Any) -> Result:
         """Return the result. This decodes the pixels, which takes a pass through the codec.
 
@@ -173,7 +187,7 @@ class Runner:
         batch_size: int = 1,
         check: Check | None = None,
         residency: Residency = Resident(),
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         part_factor: int = PART_FACTOR,
     ) -> Generator[Progress, None, None]:
         """Decode the images of jobs, and yield the progress of every round. It can be closed at any time.
@@ -183,7 +197,7 @@ class Runner:
             batch_size: Maximum number of images that are decoded at the same time.
             check: Cancellation callback. It is called often, and raises an exception to stop.
             residency: Owner of the weights.
-            prefix: Codes [jobs, P] of the first P cells, which are not generated (default: the recipe's).
+            kept: Codes [jobs, P] of the first P cells; -1 for cells to generate (default: the recipe's).
             part_factor: Maximum number of images in one decoding, as a multiple of the batch size.
 
         Raises:
@@ -195,12 +209,12 @@ class Runner:
         for part in split(len(jobs), batch_size, factor=part_factor):
             mine = jobs[part.start : part.stop]
             with residency.for_texts():
-                kept = None if prefix is None else prefix[part.start : part.stop]
+                own = None if kept is None else kept[part.start : part.stop]
                 decoding = self.decoding(
                     [job.text for job in mine],
                     [job.index for job in mine],
                     min(batch_size, len(mine)),
-                    kept,
+                    own,
                     check,
                     [job.seed for job in mine],
                 )
@@ -235,12 +249,13 @@ class Runner:
         rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
         return [rows[prompt] for prompt in prompts]
 
+    @own_torch_state()
     def decoding(
         self,
         prompts: Sequence[str],
         image_indices: Sequence[int] | None = None,
         batch_size: int | None = None,
-        prefix: Tensor | None = None,
+        kept: Tensor | None = None,
         check: Check | None = None,
         seeds: Sequence[int] | None = None,
     ) -> Decoding:
@@ -251,7 +266,7 @@ class Runner:
             image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
                 same prompt and seed differ only if their indices differ.
             batch_size: Maximum number of images that are decoded at the same time (default: all).
-            prefix: Codes [images, P] of the first P cells, which are not generated (default: the recipe's).
+            kept: Codes [images, P] of the first P cells; -1 for cells to generate (default: the recipe's).
             check: Cancellation callback. It is called often, and raises an exception to stop.
             seeds: Seed of each image (default: the recipe's).
 
@@ -268,7 +283,7 @@ class Runner:
             negatives=[negative] * len(prompts) if negative is not None else None,
             image_indices=image_indices if image_indices is not None else [recipe.image_index] * len(prompts),
             seeds=seeds,
-            prefix=prefix if prefix is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
+            kept=kept if kept is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),
             check=check,
         )
         return Decoding(request, batch_size)
@@ -286,13 +301,10 @@ class Runner:
         """
         codes = decoding.grid_codes()[image]
         seed, index = decoding.request.keys[image]
-        record = {
-            **self.settings(prompt, index, decoding.conditions()),
-            "seed": seed,
-            "tokens": codes.tolist(),
-            "figures": image_stats(decoding.trace, image),
-            **more,
-        }
+        record = {**self.settings(prompt, index, decoding.conditions()), "seed": seed}
+        if self.recipe.lantern is not None:
+            record["figures"] = {"substitution_rate": image_stats(decoding.trace, image)["substitution_rate"]}
+        record |= more
         pixels = self.target.pixels(codes[None], decoding.request.check)[0]
         return Result(prompt, codes, decoding.trace.subset([image]), to_png(pixels, record, texts), record)
 

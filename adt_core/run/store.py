@@ -23,10 +23,10 @@ from ..errors import AdtError, Check, shown
 from ..files import is_link, write_in
 from ..recipe import Recipe
 from ..untrusted import list_of, whole_number
-from .identity import SETTINGS_KEY, settings_key
+from .identity import settings_key
 from .images import is_intact, read_settings
 from .jobs import Job, JobList
-from .runner import CAPTION, Runner
+from .runner import CAPTION, SETTINGS_KEY, Runner
 from .stats import are_image_stats
 
 _UNCOMPARED = "model", "drafter", "image_index", "seed"
@@ -44,8 +44,11 @@ class Store(Protocol):
         """
         ...
 
-    def add(self, job: Job, png: bytes) -> None:
+    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
         """Store a finished image.
+
+        Args:
+            record: Record of the image, which the PNG contains if the image belongs to a list.
 
         Raises:
             AdtError: If the file cannot be written.
@@ -60,7 +63,7 @@ class Store(Protocol):
         """End a complete run."""
         ...
 
-    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def records(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the number and the record of each image of this shard that is stored, in the order of the list."""
         ...
 
@@ -183,7 +186,7 @@ class PngStore:
         problem = self.identity.problem(record, job)
         return problem or ("" if is_intact(path, self.identity.size) else "is damaged, or has another size")
 
-    def add(self, job: Job, png: bytes) -> None:
+    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
         write_in(self.folder, file_name(job.number), png)
 
     def leave_out(self, number: int) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from ..errors import AdtError, pip_install
 from ..files import inside, is_link, opened, parse_json, read_text, to_json, write_in, write_in_with
+from ..untrusted_tar import small_members
 from .images import read_settings
 from .jobs import Job, JobList
 from .store import Identity, PngStore, existing_images, file_name
@@ -31,9 +31,7 @@ INDEX_KIND = "wids-shard-index-v1"
 MAX_INDEX_MIB = 64
 """Maximum size of an index in MiB."""
 _TAR_NAME = re.compile(r"([0-9]+-of-[0-9]+-)?[0-9]{5,}\.tar")
-_END = bytes(2 * tarfile.BLOCKSIZE)
-"""Last bytes of a complete tar. `tarfile` accepts a tar that was cut."""
-_TAR_ERRORS = (OSError, tarfile.TarError, ValueError, EOFError)
+_TAR_ERRORS = (OSError, ValueError)
 
 
 def check(folder: Path) -> None:
@@ -111,8 +109,8 @@ class TarStore(PngStore):
                 f"`output`: another process is writing this list to '{self.folder}'; wait for it, or end it."
             ) from error
 
-    def add(self, job: Job, png: bytes) -> None:
-        super().add(job, png)
+    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+        super().add(job, png, record)
         self._waiting.add(job.number)
         self._done(job.number)
 
@@ -231,18 +229,11 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the key and the record of each image in a tar.
 
     Raises:
-        tarfile.ReadError: If the end of the tar is missing.
+        ValueError: If the tar is damaged, cut off, or has members that this pack does not write.
     """
     with opened(path) as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - len(_END)))
-        if file.read() != _END:
-            raise tarfile.ReadError("its end is missing")
-        file.seek(0)
-        with tarfile.TarFile(fileobj=file) as tar:
-            for member in tar:
-                key, _, kind = member.name.partition(".")
-                content = tar.extractfile(member) if kind == "json" else None
-                if content is not None:
-                    record = parse_json(content.read())
-                    yield key, record if isinstance(record, dict) else {}
+        for name, content in small_members(file, ".json"):
+            key, _, kind = name.partition(".")
+            if kind == "json":
+                record = parse_json(content)
+                yield key, record if isinstance(record, dict) else {}

@@ -1,6 +1,7 @@
 """Measure the figures of this pack in README.md and docs, on the bundled model.
 
-    python -m benchmarks.figures [--only NAME,...] [--count N]      measure, store the figures, update the documents
+    python -m benchmarks.figures [--only NAME,...]                  measure, store the figures, update the documents
+    python -m benchmarks.figures [--only NAME,...] --count N        with another number of prompts
     python -m benchmarks.figures --write                            update the documents from the stored figures
 
 A part is a group of figures that are measured together. The file docs/figures.json stores the figures of each part,
@@ -8,8 +9,11 @@ together with the commit, the machine and the date of the measurement. A place f
 ``<!-- figures: NAME -->`` and ends with ``<!-- /figures -->``. This command writes a table into each place, followed by
 the commit, the machine and the date.
 
-All parts together take about 20 minutes on two cores. Run nothing else at the same time. ``--count`` sets the number of
-prompts of every part.
+All parts together take about 30 minutes on two cores. Run nothing else at the same time.
+
+Published figures have a minimum number of prompts and a clean commit. With fewer prompts, the command is a dry run: it
+prints the tables and changes no file. In a checkout with uncommitted changes, it refuses to measure figures for the
+documents. ``--force`` stores the figures in both cases; ``-dirty`` is then added to the commit.
 
 Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
 images, and ``python -m benchmarks.lossless`` checks losslessness.
@@ -64,18 +68,29 @@ def rounded(value: Any) -> Any:
     return float(f"{float(value):.{DIGITS}g}") if isinstance(value, float) else value
 
 
+def git(*arguments: str) -> str:
+    """Return the output of git in this checkout; "" if it fails."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.rstrip()
+
+
+def uncommitted() -> list[str]:
+    """Return the files of this checkout that differ from its commit, without the files that this command writes."""
+    written = {path.relative_to(ROOT).as_posix() for path in (STORED, *pages())}
+    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
+    return [path for path in changed if path not in written]
+
+
 def origin() -> dict[str, str]:
     """Return the commit, the machine and the date of a measurement that runs at this moment."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True
-    )
+    commit = git("rev-parse", "--short=7", "HEAD") or "unknown"
+    commit += "-dirty" if uncommitted() else ""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(
         r"^model name\s*: (.*)$", cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "", re.MULTILINE
     )
     processor = names[0] if names else platform.processor() or platform.machine()
     machine = f"{processor}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
-    return {"commit": described.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
+    return {"commit": commit, "machine": machine, "day": date.today().isoformat()}
 
 
 def render(figures: dict[str, dict]) -> dict[str, str]:
@@ -121,13 +136,20 @@ def measure(name: str, count: int) -> dict:
     return {"count": count, "data": data}
 
 
-def measure_and_store(names: list[str], count: int | None, figures: dict[str, dict]) -> None:
-    """Measure parts. Write all figures to a file after each part."""
+def measure_parts(names: list[str], count: int | None, figures: dict[str, dict], is_stored: bool) -> None:
+    """Measure parts, and replace their figures.
+
+    Args:
+        count: Number of prompts (default: the number of each part).
+        figures: Figures of all parts by name.
+        is_stored: Whether to write all figures to the file after each part.
+    """
     where = origin()  # now, because the files of the checkout may change during the measurement
     for name in names:
         figures[name] = where | measure(name, count or PARTS[name].count)
-        lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
-        write(STORED, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        if is_stored:
+            lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
+            write(STORED, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def update_documents(texts: dict[str, str]) -> None:
@@ -145,14 +167,30 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--count", type=int, help="number of prompts of every part")
     parser.add_argument("--write", action="store_true", help="measure nothing")
+    parser.add_argument("--force", action="store_true", help="store figures of few prompts or of a changed checkout")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(PARTS)
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     figures = load_figures()
+    is_dry = (
+        not args.write
+        and not args.force
+        and any((args.count or least) < least for least in (PARTS[name].count for name in names))
+    )
+    if not (is_dry or args.write or args.force) and (changed := uncommitted()):
+        parser.error(f"{changed[0]} has changes without a commit; commit them, or measure with --force or less --count")
     if not args.write:
-        measure_and_store(names, args.count, figures)
-    update_documents(render(figures))
+        measure_parts(names, args.count, figures, is_stored=not is_dry)
+    if is_dry:
+        texts = render({name: figures[name] for name in names})
+        print(
+            *texts.values(),
+            "No file was changed, because of the small --count; --force stores the figures.",
+            sep="\n\n",
+        )
+    else:
+        update_documents(render(figures))
 
 
 if __name__ == "__main__":

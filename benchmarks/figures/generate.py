@@ -1,4 +1,8 @@
-"""Figures on speed compared with transformers' ``generate``: same model, same captions, same sampling settings."""
+"""Figures on speed compared with transformers: same model, same captions, same sampling settings.
+
+There are two ways to use transformers. :func:`generate` calls its ``generate`` with its classifier-free guidance, which
+needs two forward passes per token. :func:`batched` is a loop that computes both rows of the guidance in one pass.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,33 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers import (
+    ChameleonForConditionalGeneration,
+    DynamicCache,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from adt_core import Pipeline, Sampling, Target
 from adt_core.lab.benchmark import PRESETS
 from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
+from adt_core.run import race
 from adt_core.settings import BUNDLED
 
 from ..gpu.device import seconds_of
 from ..harness import SAMPLING, bundled, captions, comparison
-from ..interleaving import format_interval, interleave, median_with_interval, table
+from ..tables import estimate, table
 from .parts import FigurePart
 
 FIRST_CAPTION = 3700  # number of the first held-out caption of this part
 TRANSFORMERS = "transformers"
+BATCHED = "transformers, batched guidance"
+AUTO = "auto"
 TITLES = {
-    TRANSFORMERS: "transformers' `generate`",
+    BATCHED: "transformers, guidance in one pass per token",
+    TRANSFORMERS: "transformers' `generate`, guidance in two passes per token",
     PLAIN: "this engine, no drafting",
-    "auto": "this engine, *auto* (the default)",
+    AUTO: "this engine, *auto* (the default)",
 }
 
 
@@ -67,6 +79,42 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     return generated[0, len(ids) :] - first_code
 
 
+@torch.inference_mode()
+def batched(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
+    """Generate an image with transformers' model and cache, and one forward pass per token for both rows of guidance.
+
+    The random numbers are those of :func:`generate`, so the tokens are the same. For the arguments and the result, see
+    :func:`generate`.
+    """
+    ids = target.encode_prompt(prompt)
+    unconditional = target.unconditional(ids)
+    padding = len(ids) - len(unconditional)
+    step = torch.tensor([ids, [ids[0]] * padding + unconditional])
+    mask = torch.ones(2, len(ids) + target.length, dtype=torch.long)
+    mask[1, :padding] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    first_code = target.decoder.image_ids[0]
+    codes = slice(int(first_code), int(first_code) + len(target.decoder.image_ids))
+    allowed = torch.full((model.config.get_text_config().vocab_size,), -torch.inf)
+    allowed[codes] = 0
+    cache = DynamicCache(config=model.config.get_text_config())
+    generated = torch.empty(target.length, dtype=torch.long)
+    torch.manual_seed(sampling.seed)
+    for number in range(target.length):
+        length = len(ids) + number
+        inputs = {"attention_mask": mask[:, :length], "position_ids": positions[:, length - step.shape[1] : length]}
+        logits = model(step, cache=cache, use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
+        guided = torch.lerp(logits[1], logits[0], sampling.guidance) + allowed
+        token = torch.multinomial((guided / sampling.temperature).softmax(-1), 1)
+        generated[number] = token
+        step = token.expand(2, 1)
+    return generated - first_code
+
+
+def _seconds(way: Callable, model: ChameleonForConditionalGeneration, target: Target, prompt: str) -> float:
+    return seconds_of(lambda: way(model, target, prompt, SAMPLING))
+
+
 def _engine_seconds(pipeline: Pipeline, prompt: str) -> float:
     return seconds_of(lambda: pipeline.decoding([prompt]).run())
 
@@ -80,40 +128,32 @@ def measure(count: int) -> list[dict]:
     prompts = captions(FIRST_CAPTION, count)
     target = bundled().target
     model = chameleon()
-    pipelines = comparison({"auto": PRESETS["auto"]}, prompts).pipelines(bundled())
-    for pipeline in pipelines.values():
-        pipeline.decoding(prompts[:1]).warm_up()
-    runs: dict[str, Callable[[str], float]] = {
-        TRANSFORMERS: lambda prompt: seconds_of(lambda: generate(model, target, prompt, SAMPLING)),
-        **{name: partial(_engine_seconds, pipeline) for name, pipeline in pipelines.items()},
+    pipelines = comparison({AUTO: PRESETS[AUTO]}, prompts).pipelines(bundled())
+    race.warm_up(pipeline.decoding(prompts[:1]) for pipeline in pipelines.values())
+    baselines = {
+        name: partial(_seconds, way, model, target) for name, way in {BATCHED: batched, TRANSFORMERS: generate}.items()
     }
-    runs[TRANSFORMERS](prompts[0])  # warm-up
-    results = list(interleave(runs, prompts))
-    seconds = {name: np.array([result[name] for result in results]) for name in runs}
+    for run in baselines.values():
+        run(prompts[0])  # warm-up
+    runs = baselines | {name: partial(_engine_seconds, pipeline) for name, pipeline in pipelines.items()}
+    results = list(race.by_tasks(runs, prompts))
+    seconds = {name: [result[name] for result in results] for name in TITLES}
     return [
         {
             "method": name,
-            "seconds": float(np.median(seconds[name])),
-            "times transformers": median_with_interval(seconds[TRANSFORMERS] / seconds[name]),
-            "times plain": median_with_interval(seconds[PLAIN] / seconds[name]),
+            "seconds": float(np.median(times)),
+            "speedup": race.speedup(times, seconds[AUTO]) if name != AUTO else None,
+            "totals": race.ratio_of_totals(times, seconds[AUTO]) if name != AUTO else None,
         }
-        for name in TITLES
+        for name, times in seconds.items()
     ]
 
 
 def tables(lines: list[dict]) -> dict[str, str]:
     """Return the table, by its name ``transformers``. See `FigurePart.tables`."""
-    columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over no drafting")
-    rows = [
-        [
-            TITLES[line["method"]],
-            line["seconds"],
-            format_interval(line["times transformers"]),
-            format_interval(line["times plain"]),
-        ]
-        for line in lines
-    ]
+    columns = ("decoder", "seconds per image", "speed-up of *auto* over it", "ratio of totals")
+    rows = [[TITLES[line["method"]], line["seconds"], estimate(line["speedup"]), line["totals"]] for line in lines]
     return {"transformers": table(columns, rows)}
 
 
-PARTS = {"transformers": FigurePart(6, measure, tables)}
+PARTS = {"transformers": FigurePart(8, measure, tables)}

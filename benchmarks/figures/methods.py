@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from adt_core import Drafting
 from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
-from adt_core.lab.report import median_interval, ratios, summary
+from adt_core.lab.report import seconds, summary
 from adt_core.lab.report import table as summary_table
+from adt_core.run import race
 
 from ..harness import BUNDLED, captions, compared
-from ..interleaving import table
+from ..tables import estimate, table
 from .parts import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
@@ -53,8 +52,8 @@ def measure_methods(count: int) -> dict:
     records = compared(MAIN, captions(BUNDLED, count), judged=True)
     pairs = []
     for one, other in PAIRS:
-        values = ratios(records, other, one)
-        pairs.append([one, other, float(np.median(values)), *median_interval(values)])
+        times = seconds(records, other), seconds(records, one)
+        pairs.append([one, other, *race.speedup(*times), race.ratio_of_totals(*times)])
     return {"rows": summary(records), "pairs": pairs, "images": count}
 
 
@@ -62,13 +61,19 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     """Return the tables of `measure_methods` by name. See `FigurePart.tables`."""
     rows = {row["method"]: row for row in data["rows"]}
     speed = [
-        [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
+        [
+            title,
+            estimate(rows[name][key] for key in ("speedup", "low", "high")),
+            rows[name]["totals"],
+            f"{rows[name]['tau']:.1f}",
+        ]
         for name, title in SPEED.items()
     ]
+    pairs = ["method", "baseline", "speed-up (median)", "95 % CI low", "95 % CI high", "ratio of totals"]
     return {
-        "speed": table(["method", "speed-up over no drafting", "tokens per target pass"], speed),
+        "speed": table(["method", "speed-up over no drafting", "ratio of totals", "tokens per target pass"], speed),
         "methods": summary_table(data["rows"], data["images"]),
-        "pairs": table(["method", "baseline", "speed-up (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
+        "pairs": table(pairs, data["pairs"]),
     }
 
 

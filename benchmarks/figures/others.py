@@ -10,10 +10,11 @@ import torch
 
 from adt_core import Decoding, Pipeline, Recipe, load_drafter, load_target
 from adt_core.policies import PLAIN
+from adt_core.run import race
 
 from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, captions
-from ..interleaving import format_interval, interleave, median_with_interval, table
+from ..tables import estimate, table
 from .parts import FigurePart
 
 SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
@@ -30,7 +31,7 @@ def measure_auto(count: int) -> list[dict]:
 
 def tables_of_auto(lines: list[dict]) -> dict[str, str]:
     """Return the table, by its name ``auto``. See `FigurePart.tables`."""
-    columns = ["prompts", "method", "speed-up over plain", "lowest of an image", "identical"]
+    columns = ["prompts", "method", "speed-up over plain", "ratio of totals", "lowest of an image", "identical"]
     rows = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
     return {"auto": table(columns, rows)}
 
@@ -56,16 +57,15 @@ def measure_half(count: int) -> list[dict]:
         target = load_target(dtype=torch.bfloat16, exact=exact)
         for name, (drafter, drafting) in HALF.items():
             pipelines[name, mode] = Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
-    for pipeline in pipelines.values():
-        pipeline.decoding(prompts[:1]).warm_up()
+    race.warm_up(pipeline.decoding(prompts[:1]) for pipeline in pipelines.values())
     runs = {(name, mode): partial(_decode_one, pipelines[name, mode]) for name, mode in product(HALF, MODES)}
-    results = list(interleave(runs, prompts))
-    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in pipelines}
+    results = list(race.by_tasks(runs, prompts))
+    seconds = {key: [result[key].trace.report()["seconds"] for result in results] for key in pipelines}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}
-        line["times"] = median_with_interval(seconds["plain", mode] / seconds[name, mode])
-        line["cost"] = median_with_interval(seconds[name, "on"] / seconds[name, "off"]) if MODES[mode] else None
+        line["times"] = race.speedup(seconds["plain", mode], seconds[name, mode])
+        line["cost"] = race.speedup(seconds[name, "on"], seconds[name, "off"]) if MODES[mode] else None
         identical = sum(result[name, mode].codes.equal(result["plain", mode].codes) for result in results)
         lines.append(line | {"same": f"{identical} of {count}"})
     return lines
@@ -83,8 +83,8 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
             line["method"],
             line["exact"],
             line["seconds"],
-            format_interval(line["times"]),
-            format_interval(line["cost"]) if line["cost"] else "",
+            estimate(line["times"]),
+            estimate(line["cost"]),
             line["same"],
         ]
         for line in lines
@@ -94,6 +94,6 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
 
 
 PARTS = {
-    "auto": FigurePart(6, measure_auto, tables_of_auto),
-    "half": FigurePart(3, measure_half, tables_of_half),
+    "auto": FigurePart(8, measure_auto, tables_of_auto),
+    "half": FigurePart(8, measure_half, tables_of_half),
 }

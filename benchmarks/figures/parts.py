@@ -10,7 +10,7 @@ class FigurePart(NamedTuple):
     """Figures that are measured together.
 
     Attributes:
-        count: Default number of prompts.
+        count: Number of prompts of published figures, at least 8.
         measure: Function that gets the number of prompts and returns the figures, as values that JSON supports.
         tables: Function that gets the figures and returns texts for the documents. The key of a text is the name of its
             place in the documents (see `figures.__main__`).

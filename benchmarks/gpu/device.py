@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from adt_core.run.race import by_tasks
 from adt_core.version import VERSION
-
-from ..interleaving import interleave
 
 Case = tuple[str, Callable[[], Iterable[dict]]]
 """Name of a case, and function that yields the rows of the case.
@@ -107,7 +106,7 @@ def measure_interleaved(
             synchronise()
             return None
 
-    results = list(interleave({name: partial(run, name=name) for name in calls}, range(repeats)))
+    results = list(by_tasks({name: partial(run, name=name) for name in calls}, range(repeats)))
     return {name: [result[name] for result in results] for name in calls if name not in failed}, failed
 
 

@@ -286,7 +286,7 @@ class Stream:
         cells = target.grid[0] * target.grid[1] // 2
         prefix = torch.arange(cells).expand(self._images, -1) % target.num_codes
         indices = list(range(self._images))
-        self.decoding = self._pipeline.decoding(["A picture."] * self._images, indices, prefix=prefix)
+        self.decoding = self._pipeline.decoding(["A picture."] * self._images, indices, kept=prefix)
         self._running = iter(self.decoding)
         with device.launch_mode(self._mode):
             for _ in range(self._warm_up):

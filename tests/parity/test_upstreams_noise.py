@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from adt_core import Drafting, Sampling, load_drafter
+from adt_core.engine.kept import KeptTokens
 from adt_core.lab.benchmark import drafters_by_name
 from tests.drafted import run
 from tests.layouts import llamagen as llamagen_layout
@@ -306,13 +307,14 @@ def compare(models, case, seeds, methods):
     kept = KEPT[case["kept"]]
     sampling = Sampling(guidance=GUIDANCE[case["guidance"]], noise="upstream", **SAMPLINGS[case["drawn"]])
     cells = torch.randint(target.num_codes, (images, kept), generator=torch.Generator().manual_seed(images))
-    expected = script(target.tokens(cells), sampling, seeds)
+    given = KeptTokens.of(cells, images, target)
+    expected = script(given.tokens[:, : given.start], sampling, seeds)
     assert expected.shape == (images * len(seeds), target.length)
     options = {
         "sampling": sampling,
         "seeds": [seed for seed in seeds for _ in range(images)],
         "image_indices": [*range(images)] * len(seeds),
-        "prefix": cells.repeat(len(seeds), 1),
+        "kept": cells.repeat(len(seeds), 1),
     }
     for method in methods:
         source, drafting = METHODS[method]

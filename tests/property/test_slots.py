@@ -56,9 +56,9 @@ def test_images_do_not_depend_on_the_batch(seed, prompts, batch_size, temperatur
     sampling = Sampling(seed, temperature, guidance=guidance)
     draw = torch.Generator().manual_seed(seed % 2**31)
     prefix = torch.randint(models()[0].num_codes, (len(prompts), start), generator=draw)
-    together = decode(prompts, *drafts, sampling=sampling, prefix=prefix, batch_size=batch_size, image_indices=images)
+    together = decode(prompts, *drafts, sampling=sampling, kept=prefix, batch_size=batch_size, image_indices=images)
     for i in images:
-        how = {"sampling": sampling, "prefix": prefix[i : i + 1], "image_indices": [i]}
+        how = {"sampling": sampling, "kept": prefix[i : i + 1], "image_indices": [i]}
         single = decode(prompts[i : i + 1], *(drafts if drafts in INDEPENDENT else (None, Drafting(PLAIN))), **how)
         assert torch.equal(together.codes[i], single.codes[0])
         assert drafts not in INDEPENDENT or records(together, i) == records(single, 0)

@@ -224,4 +224,4 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """
     pipeline = Pipeline(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]
-    return pipeline.decoding(request.texts, request.indices, prefix=kept).run().grid_codes().flatten(1)
+    return pipeline.decoding(request.texts, request.indices, kept=kept).run().grid_codes().flatten(1)

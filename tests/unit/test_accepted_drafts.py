@@ -94,7 +94,7 @@ def decoding_of(beginning, count: int, **drafts) -> Decoding:
     """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
     sampling = Sampling(seed=5)
-    return new_decoding(target, prompts[:count], prefix=codes[:count], sampling=sampling, batch_size=2, **drafts)
+    return new_decoding(target, prompts[:count], kept=codes[:count], sampling=sampling, batch_size=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:

@@ -19,7 +19,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
-    ("cache_folder", "environment", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
+    (
+        "cache_folder",
+        "environment",
+        "errors",
+        "files",
+        "memory_limit",
+        "messages",
+        "runtime",
+        "untrusted",
+        "untrusted_tar",
+        "version",
+    ),
     ("settings", "trace"),
     ("rules",),
     ("kernels", "models"),
@@ -209,7 +220,7 @@ OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 MAY_OPEN = {
     "adt_core/files.py": "checks the type of opened files",
     "adt_core/app/download.py": "regular files with names of its own, with verified hashes",
-    "adt_core/app/images.py": "restricts the image formats",
+    "adt_core/run/images.py": "restricts the image formats",
     "adt_core/app/distributed.py": "the null device",
     "nodes/schema.py": "pages of the pack",
 }
@@ -230,6 +241,67 @@ def test_files_and_images_are_opened_in_one_place():
             if name in OPENERS and not is_our_reader and of not in OTHERS and path not in MAY_OPEN:
                 wrong.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
     assert not wrong, "\n".join(wrong)
+
+
+FOREIGN_ATTRIBUTES = {
+    *("bar.bar_format", "bar.n", "weight.grad", "decoder._modules", "config._attn_implementation"),
+    *("output.ui", "plug.tooltip", "plug.optional", "plug.min"),
+    "weakref.finalize(self, release, decoder).atexit",
+}
+"""Attributes of objects of other libraries that are set here."""
+SET_BY_NAME = {"self", "selected", "layer", "parent"}
+"""Objects on which `setattr` sets declared attributes or modules."""
+
+
+def undeclared_state(tree: ast.Module, declared: set[str]) -> list[str]:
+    """Return the places where state is attached to an object whose class does not declare it."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr not in declared:
+            found += [f"{node.lineno}: {ast.unparse(node)}"] * (ast.unparse(node) not in FOREIGN_ATTRIBUTES)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            found += [f"{node.lineno}: {ast.unparse(node)}"] * (ast.unparse(node.args[0]) not in SET_BY_NAME)
+    return found
+
+
+def declared_attributes(tree: ast.Module) -> set[str]:
+    """Return the attributes that the classes of a module declare: in their bodies, or by an assignment to `self`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found |= {name for statement in node.body for name in _stored(statement)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+    return found
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def test_state_is_declared_where_it_is_stored():
+    declared = set().union(*map(declared_attributes, SHIPPED.values()))
+    found = {path: undeclared_state(tree, declared) for path, tree in SHIPPED.items()}
+    assert {path: places for path, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize(
+    "source, number",
+    [
+        ("def f(x): x.cached = 1", 1),
+        ("def f(x): x.__dict__.setdefault('cached', 1)", 1),
+        ("def f(x): setattr(x, 'cached', 1)", 1),
+        ("class A:\n    cached: int = 0\ndef f(x: A): x.cached = 1", 0),
+    ],
+)
+def test_undeclared_state_is_detected(source, number):
+    tree = ast.parse(source)
+    assert len(undeclared_state(tree, declared_attributes(tree))) == number
 
 
 def test_private_names_of_torch_are_in_one_file():
@@ -325,7 +397,7 @@ def assigns_unrelated_values(statement: ast.Assign) -> bool:
 
 
 def test_one_statement_per_line():
-    sources = SHIPPED | modules("benchmarks", "model_making", "assets")
+    sources = SHIPPED | modules("benchmarks", "model_making", "docs/assets")
     sources["dev.py"] = ast.parse((ROOT / "dev.py").read_text(encoding="utf-8"))
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"

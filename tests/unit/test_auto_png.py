@@ -53,8 +53,8 @@ def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
 
 
 def test_an_image_of_a_batch_is_reproduced_with_the_same_trees(generate):
-    generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
-    batch = generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
+    generate(prompt="a cat", method="auto", dtype="float64", num_images_per_prompt=2)
+    batch = generate(prompt="a cat", method="auto", dtype="float64", num_images_per_prompt=2)
     assert generate(from_png="a-0002.png", output="again.png") == batch
 
 

@@ -15,9 +15,9 @@ SHIPPED = sorted(ROOT.glob("workflows/*.jpg"))
 
 @pytest.fixture(scope="module")
 def cards():
-    """Import assets/cards.py, which adds the repository to ``sys.path``, and restore ``sys.path``."""
+    """Import docs/assets/cards.py, which adds the repository to ``sys.path``, and restore ``sys.path``."""
     before = [*sys.path]
-    spec = importlib.util.spec_from_file_location("cards", ROOT / "assets" / "cards.py")
+    spec = importlib.util.spec_from_file_location("cards", ROOT / "docs" / "assets" / "cards.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.path[:] = before
@@ -43,7 +43,7 @@ def test_no_card_has_a_black_area():
 
 
 def test_cards_show_their_current_workflow(cards):
-    """If this test fails after a change of a workflow's prompt or model, run assets/cards.py."""
+    """If this test fails after a change of a workflow's prompt or model, run docs/assets/cards.py."""
     for name, title in cards.CARDS.items():
         current = pixels(cards.card(title, cards.Workflow(name)))
         shipped = pixels(Image.open(ROOT / "workflows" / f"{name}.jpg"))

@@ -60,15 +60,20 @@ def test_command_with_the_bundled_model(capsys):
     assert str(Path.cwd()) not in page and str(Path.home()) not in page
 
 
-def test_the_verdict_is_the_first_line_and_speeds_are_measured_in_turns(small, monkeypatch):
+@pytest.mark.parametrize("turns", [3, pytest.param(6, marks=pytest.mark.long)])
+def test_the_verdict_is_the_first_line_and_speeds_are_measured_in_turns(small, monkeypatch, turns):
+    monkeypatch.setattr(diagnostics, "MAX_TURNS", turns)
     report = report_on(small)
+    interval = r" 95 % interval: ([\d.]+) to ([\d.]+)\." if turns >= 6 else "()()"
     first = re.compile(
-        r"\*\*Same image: yes\. About ([\d.]+) times as fast \(([\d.]+) to ([\d.]+)\)\. (Keep|Set) .*\*\*"
+        rf"\*\*Same image: yes\. About ([\d.]+) times as fast\. (Keep Auto|Set drafting to No drafting)\.{interval}\*\*"
     )
-    ratio, low, high, advice = first.fullmatch(report.splitlines()[0]).groups()
-    assert float(low) <= float(ratio) <= float(high) and (ratio == "1.0" or (advice == "Keep") == (float(ratio) > 1))
-    assert f"| {ratio} ({low} to {high}) |" in part(report, "Methods")
-    assert "highest of 3 turns" in part(report, "Methods")
+    ratio, advice, low, high = first.fullmatch(report.splitlines()[0]).groups()
+    assert ratio == "1.0" or (advice == "Keep Auto") == (float(ratio) > 1)
+    assert not low or float(low) <= float(ratio) <= float(high)
+    cell = f"{ratio} ({low} to {high})" if low else ratio
+    assert f"| {cell} |" in part(report, "Methods")
+    assert f"median{' with 95 % interval' if low else ''} of {turns} turns" in part(report, "Methods")
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
     kept = torch.randint(target.num_codes, (1, target.length - 12), generator=torch.Generator().manual_seed(1))
-    return new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, prefix=kept)
+    return new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, kept=kept)
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:

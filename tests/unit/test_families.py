@@ -148,9 +148,9 @@ def test_the_grammar_decides_where_rows_end(models, bias, drafter):
 def test_kept_tokens_are_counted_in_codes(models):
     """Lumina's image has 28 tokens: 24 codes and 4 end-of-row tokens. A prefix of 26 codes must be refused."""
     target, _ = models("lumina")
-    assert run(target, prefix=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
-    with pytest.raises(AdtError, match=r"prefix has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):
-        run(target, prefix=torch.zeros(2, 26, dtype=torch.long))
+    assert run(target, kept=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
+    with pytest.raises(AdtError, match=r"kept has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):
+        run(target, kept=torch.zeros(2, 26, dtype=torch.long))
 
 
 def test_emu3_codec_works_after_cancellation(models):

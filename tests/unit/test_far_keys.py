@@ -66,7 +66,7 @@ def test_masks_of_grouped_heads_are_aligned(emu3, kept):
     how = {"prompts": ("a cat", LONG), "sampling": Sampling(seed=3, guidance=3.0)}
     plain = run(emu3, **how).codes
     cells = emu3.cells(plain).flatten(1)[:, :kept]
-    drafted = run(emu3, load_drafter("jacobi", emu3), drafting=Drafting(**METHODS["jacobi"][1]), prefix=cells, **how)
+    drafted = run(emu3, load_drafter("jacobi", emu3), drafting=Drafting(**METHODS["jacobi"][1]), kept=cells, **how)
     assert drafted.codes.equal(plain)
 
 
@@ -121,6 +121,6 @@ def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
     cells = torch.randint(0, wide.num_codes, (1, 136), generator=torch.Generator().manual_seed(1))
     for prompts in (("a cat",), ("a cat", LONG)):
         recorded.append([])
-        run(wide, prompts=prompts, sampling=Sampling(guidance=3.0), prefix=cells.expand(len(prompts), -1))
+        run(wide, prompts=prompts, sampling=Sampling(guidance=3.0), kept=cells.expand(len(prompts), -1))
     single, batched = (torch.cat(bits) for bits in recorded)
     assert single.equal(batched)

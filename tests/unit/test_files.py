@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adt_core.errors import AdtError
-from adt_core.files import PART, add_line, write
+from adt_core.files import PART, add_line, bounded_lines, write
 from tests.crash.faults import fault_patch, full_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,3 +150,13 @@ def test_appending_to_a_full_disk(tmp_path, monkeypatch):
     assert path.read_text(encoding="utf-8") == "one\ntw"
     add_line(path, "three")
     assert path.read_text(encoding="utf-8").splitlines() == ["one", "twthree", "three"]
+
+
+def test_lines_have_a_maximum_length(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"a\r\n\nbcd\nlast")
+    assert list(bounded_lines(path, 4)) == [b"a\r\n", b"\n", b"bcd\n", b"last"]
+    with open(path, "ab") as file:
+        file.truncate(2**33)  # a line of 8 GiB, which takes no space on the disk
+    with pytest.raises(OSError, match="line 4 has more than 1000 bytes"):
+        list(bounded_lines(path, 1000))

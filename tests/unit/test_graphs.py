@@ -194,7 +194,7 @@ def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape)
         pytest.param(lambda how: how | {"prompts": PROMPTS[:2]}, marks=pytest.mark.long),
         lambda how: how | {"prompts": ("a very long description of a cat " * 3,)},
         pytest.param(lambda how: how | {"lantern": Lantern()}, marks=pytest.mark.long),
-        lambda how: how | {"prefix": torch.zeros(1, 3, dtype=torch.long)},
+        lambda how: how | {"kept": torch.zeros(1, 3, dtype=torch.long)},
     ],
     ids=["sampling", "drafting", "images", "length", "lantern", "prefix"],
 )

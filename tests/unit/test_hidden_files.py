@@ -18,7 +18,6 @@ from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
 from adt_core.models.unsupported import refuse_layout
 from adt_core.run.checkpoints import checkpoint_files, is_target_file
-from adt_core.run.identity import SETTINGS_KEY
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.store import Identity, PngStore
 from tests.tiny import write_tiny_checkpoint
@@ -50,7 +49,8 @@ def test_a_list_is_not_generated_again_over_hidden_files(models, tmp_path):
     store = PngStore(jobs, tmp_path, Identity.of(pipeline))
     *_, progress = pipeline.run(list(jobs))
     (finished,) = progress.finished
-    store.add(finished.job, finished.result(**{SETTINGS_KEY: store.identity.key}).png)
+    result = finished.result(**finished.listed(store.identity.key))
+    store.add(finished.job, result.png, result.record)
     hide(tmp_path, "000001.png")
     assert store.missing() == []
 

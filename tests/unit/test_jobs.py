@@ -32,7 +32,7 @@ def test_every_image_is_yielded_once_when_it_is_complete(pipeline, batch_size):
 
 def test_completely_kept_images_are_yielded_without_a_round(pipeline):
     prefix = torch.zeros(2, 16, dtype=torch.long)
-    with closing(pipeline.decoding(PROMPTS[:2], prefix=prefix).finished()) as running:
+    with closing(pipeline.decoding(PROMPTS[:2], kept=prefix).finished()) as running:
         assert list(running) == [[0, 1]]
 
 

@@ -50,7 +50,15 @@ AXES = {
     "family": WRITERS,
     "prompts": {"": ("a cat", "a dog", "a fox"), "of any length": ("a cat", "three small dogs", "fog")},
     "drafter": dict.fromkeys(("network", "jacobi", "network+jacobi")),
-    "kept": {"nothing": 0, "one": 1, "own": 9, "other": 11, "all but one": -1},
+    "kept": {
+        "nothing": 0,
+        "one": 1,
+        "own": 9,
+        "other": 11,
+        "all but one": -1,
+        "own, holes": (7, 2),
+        "other, holes": (9, 5),
+    },
     "guidance": {"strong": 9.0, "unguided": 1.0, "away": 0.0},
     "temperature": {"sampled": 1.0, "greedy": 0.0, "hot": 1.3},
     "filter": {"unfiltered": {}, "top-k": dict(top_k=5), "top-p": dict(top_p=0.8)},
@@ -117,18 +125,28 @@ def decode_separately(target, prompts, prefix, negative, **how):
     """Return the codes [3, T] of three images, from plain decoding with a batch size of 1."""
     negatives = negative and [target.encode_prompt(negative)]
     images = [
-        run(target, None, (prompt,), prefix=prefix[i : i + 1], negatives=negatives, image_indices=[i], **how).codes
+        run(target, None, (prompt,), kept=prefix[i : i + 1], negatives=negatives, image_indices=[i], **how).codes
         for i, prompt in enumerate(prompts)
     ]
     return torch.cat(images)
 
 
 def prefix_of(target, kept, codes):
-    """Return the codes to keep [3, P]: the first P cells of these images, or random codes if `kept` is "other"."""
+    """Return the codes to keep [3, P]: cells of these images, or random codes if `kept` begins with "other".
+
+    They are the first cells or, for "holes", some cells of every group of cells, shifted from image to image.
+    """
     cells = torch.cat([target.small(codes).flatten(1), target.cells(codes).flatten(1)], 1)
-    own = cells[:, : AXES["kept"][kept]]
-    other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
-    return other if kept == "other" else own
+    count = AXES["kept"][kept]
+    if isinstance(count, tuple):
+        group, few = count
+        numbers = torch.arange(cells.shape[1]) + torch.arange(3)[:, None]
+        given = numbers % group < few
+    else:
+        cells = cells[:, :count]
+        given = torch.ones_like(cells, dtype=torch.bool)
+    other = torch.randint(target.num_codes, cells.shape, generator=torch.Generator().manual_seed(3))
+    return torch.where(given, other if kept.startswith("other") else cells, -1)
 
 
 def captures(target, tape):
@@ -149,7 +167,7 @@ def decode_row(row, loaded, launched):
     launched(replayed and row["numbers"] in HALF, None)
     expected = decode_separately(target, prompts, torch.zeros(3, 0, dtype=torch.long), negative, sampling=sampling)
     prefix = prefix_of(target, row["kept"], expected)
-    if row["kept"] == "other":
+    if row["kept"].startswith("other"):
         expected = decode_separately(target, prompts, prefix, negative, sampling=sampling)
     proposal = {"proposal": "top-k"} if row["proposal"] == "top-k drafts" and row["method"] != "plain" else {}
     tape = Tape() if replayed else None
@@ -160,7 +178,7 @@ def decode_row(row, loaded, launched):
         prompts,
         sampling=sampling,
         drafting=Drafting(**value["method"], **proposal),
-        prefix=prefix,
+        kept=prefix,
         batch_size=value["at once"],
         negatives=negative and [target.encode_prompt(negative)] * 3,
         lantern=value["lantern"],

@@ -345,8 +345,27 @@ def test_environment_variables_work(hub, tmp_path, name):
 
 
 def test_the_download_is_as_fast_as_the_disk_and_the_network(hub, downloads):
-    """A thread reads each chunk. The limit is in seconds of processor time for 30 MB."""
+    """The limit is in seconds of processor time for 30 MB."""
     hub.repositories["someone/model"] = {"config.json": b"{}", "model.safetensors": bytes(30_000_000)}
     began = time.process_time()
     downloads.get(MODEL)
     assert time.process_time() - began < 1.5, "server and client together"
+
+
+def test_one_thread_reads_each_list_and_each_file(hub, downloads, monkeypatch):
+    """A thread for each chunk would be 107,000 threads for a model of 14 GB."""
+    hub.repositories["someone/model"] = {"config.json": b"{}", "model.safetensors": bytes(40 * 2**17)}
+    start = threading.Thread.start
+    readers = []
+
+    def record(thread: threading.Thread) -> None:
+        if "process_request" not in thread.name:  # a thread of the server
+            readers.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", record)
+    downloads.get(MODEL)
+    assert len(readers) == 3, "a list and two files"
+    for thread in readers:
+        thread.join(5)
+        assert not thread.is_alive()

@@ -1,6 +1,7 @@
 """Tests of packed weights: copies of float32 matrices in the memory layout of oneDNN."""
 
 import copy
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from adt_core import Drafting, load_drafter, load_target
 from adt_core.models import cpu, layers, packed
 from adt_core.models.torch_private import onednn_pack
+from adt_core.runtime import get_runtime
 from tests.drafted import new_decoding
 
 pytestmark = pytest.mark.skipif(
@@ -101,3 +103,12 @@ def test_decoding_packs_the_weights_of_target_and_drafter(tiny):
     assert matrices(target.decoder)
     assert packed.packed(drafter.layer.qkv) is not None
     assert packed.packed(drafter.fc) is not None
+
+
+def test_a_copy_is_freed_with_its_weight(decoder):
+    packed.pack([decoder])
+    held = len(get_runtime().packed_weights)
+    number = len(matrices(decoder))
+    decoder.layers = decoder.layers[:0]
+    gc.collect()
+    assert number > 1 and len(get_runtime().packed_weights) == held - number + 1, "the head is left"

@@ -57,7 +57,7 @@ def test_tilde_in_paths(monkeypatch, tmp_path, command, key, rest):
     """Shells expand `~` only at the beginning of a word. Windows doesn't expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})
+    monkeypatch.setattr("adt_core.run.png_settings.read_values", lambda *_: {})
     given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.option_flag(key)}=~/a.png"]
     _, options = cli.parse([command, *rest, *given])
     value = options[key][0] if isinstance(options[key], list) else options[key]
@@ -90,15 +90,16 @@ def test_names_that_are_not_utf8(odd, tiny, capsys):
     Image.new("RGB", (40, 40)).save(odd / "p.png")
     models = {"model": tiny / "target", "drafter": tiny / "drafter", "device": "cpu"}
     files = {name: odd / f"{name}-{CAFE}.json" for name in ("tokens", "trace", "report")}
-    given = {"prompts": odd / "list.csv", "output": odd / f"{CAFE}.png", "continue_from": odd / "p.png"}
+    given = {"prompts": odd / "list.csv", "output": odd / CAFE, "continue_from": odd / "p.png"}
     assert cli.main(words("generate", **models, **files, **given)) == 0
-    assert f"{SPELLED}.png: 8 tokens" in capsys.readouterr().out
+    assert f"{SPELLED}: 8 tokens" in capsys.readouterr().out
     assert all(json.loads(file.read_text(encoding="utf-8")) for file in files.values())
-    with Image.open(odd / f"{CAFE}.png") as image:
+    with Image.open(odd / CAFE / "000001.png") as image:
         assert json.loads(image.text["adt_tree"])["prompt"] == "a house"
-    again = {"from_png": odd / f"{CAFE}.png", "output": odd / "again.png"}
+    again = {"from_png": odd / CAFE / "000001.png", "output": odd / "again.png"}
     assert cli.main(words("generate", **models, **again)) == 0
-    assert (odd / "again.png").read_bytes() == (odd / f"{CAFE}.png").read_bytes()
+    with Image.open(odd / "again.png") as one, Image.open(odd / CAFE / "000001.png") as two:
+        assert one.tobytes() == two.tobytes()
     assert cli.main(words("benchmark", **models, prompts=odd / "list.csv", methods="eagle2", output=odd / "b")) == 0
 
 

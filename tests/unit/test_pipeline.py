@@ -128,12 +128,6 @@ def test_the_bundled_model_has_its_published_settings():
     assert pipeline.target.decoder.dtype == torch.float32
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "programs").glob("*.py")), ids=lambda path: path.stem)
-def test_the_examples_run(example, folder, tmp_path):
-    """With a small random model, because the bundled one takes seconds per image."""
-    run(["-m", f"programs.{example.stem}", str(folder)], tmp_path)
-
-
 @pytest.mark.long
 def test_the_program_in_the_readme_gives_the_image_of_the_command_line(tmp_path):
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## From Python")[1]

@@ -8,13 +8,14 @@ import torch
 from adt_core import AdtError, Drafting, Lantern, Sampling
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
+from adt_core.run.masks import upper_part_kept
 from tests.drafted import new_decoding, run
 
 
-def decode(models, drafting=None, prefix=None, prompts=("a cat", "three small dogs"), **options):
+def decode(models, drafting=None, kept=None, prompts=("a cat", "three small dogs"), **options):
     target, network = models
     given = {"drafting": drafting, "drafter": network} if drafting else {}
-    return run(target, prompts=prompts, prefix=prefix, image_indices=range(len(prompts)), **given, **options)
+    return run(target, prompts=prompts, kept=kept, image_indices=range(len(prompts)), **given, **options)
 
 
 def random_codes(images, count, seed=3):
@@ -25,10 +26,10 @@ def random_codes(images, count, seed=3):
 def test_decoded_tokens_depend_on_seed_prompt_and_prefix(models):
     prefix = random_codes(1, 8)
     codes = [
-        decode(models, prefix=prefix, prompts=("a cat",)).codes,
-        decode(models, prefix=prefix, prompts=("fog",)).codes,
-        decode(models, prefix=prefix, prompts=("a cat",), sampling=Sampling(seed=6)).codes,
-        decode(models, prefix=random_codes(1, 8, seed=4), prompts=("a cat",)).codes,
+        decode(models, kept=prefix, prompts=("a cat",)).codes,
+        decode(models, kept=prefix, prompts=("fog",)).codes,
+        decode(models, kept=prefix, prompts=("a cat",), sampling=Sampling(seed=6)).codes,
+        decode(models, kept=random_codes(1, 8, seed=4), prompts=("a cat",)).codes,
     ]
     rests = {tuple(c[0, 8:].tolist()) for c in codes}
     assert len(rests) == 4 and all(torch.equal(c[:, :8], prefix) for c in codes[:3])
@@ -61,7 +62,7 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
             drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, drafts=target.columns),
             drafter=WatchedDrafter(),
             sampling=Sampling(guidance=1, temperature=0),  # the guesses have no noise
-            prefix=random_codes(1, start),
+            kept=random_codes(1, start),
         )
         next(iter(decoding))
         return guessed[0]
@@ -73,7 +74,7 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
 
 
 def test_statistics_count_decoded_tokens(models):
-    drafted = decode(models, Drafting("adt-tree"), prefix=random_codes(2, 6))
+    drafted = decode(models, Drafting("adt-tree"), kept=random_codes(2, 6))
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
     records = [record for round in drafted.trace.rounds for record in round.images]
@@ -87,7 +88,7 @@ def test_statistics_count_decoded_tokens(models):
 
 def test_a_completely_kept_image(models):
     prefix = random_codes(2, 16)
-    decoding = decode(models, Drafting("adt-tree"), prefix=prefix)
+    decoding = decode(models, Drafting("adt-tree"), kept=prefix)
     assert torch.equal(decoding.codes, prefix)
     assert decoding.trace.rounds == [] and decoding.trace.report()["tokens"] == 0
 
@@ -99,7 +100,7 @@ def test_the_limit_of_substitutions_counts_decoded_tokens(models):
         decoding = decode(
             models,
             Drafting("eagle2", depth=3, width=3, drafts=9),
-            prefix=random_codes(2, 6),
+            kept=random_codes(2, 6),
             lantern=lantern,
             sampling=Sampling(seed=seed),
         )
@@ -115,26 +116,27 @@ def test_the_limit_of_substitutions_counts_decoded_tokens(models):
         (torch.zeros(2, 17, dtype=torch.long), "at most 16"),
         (torch.zeros(4, dtype=torch.long), r"\[4\]"),
         (torch.full((2, 3), 40), "codes 0 to 39"),
-        (torch.full((2, 3), -1), "from -1"),
+        (torch.full((2, 3), -2), "from -2"),
     ],
 )
 def test_invalid_prefixes(models, prefix, words):
     with pytest.raises(AdtError, match=words):
-        decode(models, prefix=prefix)
+        decode(models, kept=prefix)
 
 
 def test_required_memory_includes_a_long_prefill(models):
     target, _ = models
     row = [target.encode_prompt("x")]
     plain = Drafting(PLAIN)
-    short, long = (new_decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
+    short, long = (new_decoding(target, row, drafting=plain, kept=random_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()
 
 
 def test_a_small_image_is_taken_at_regular_distances(models):
-    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2."""
+    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2. Row 1 is generated."""
     target = copy(models[0])
     target.grid = (4, 4)
     target.lead_of = lambda grid: (2, 3)
     cells = torch.arange(16).view(1, 4, 4)
-    assert target.beginning(cells, 5).tolist() == [[0, 1, 2, 8, 9, 10, 0, 1, 2, 3, 4]]
+    generated = upper_part_kept(target.grid, 8)
+    assert target.kept(cells, generated).tolist() == [[0, 1, 2, -1, -1, -1, *range(8), *[-1] * 8]]

@@ -66,7 +66,10 @@ def test_metadata_for_the_registry():
     assert re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"]) and PROJECT["description"]
     assert (ROOT / PROJECT["license"]["file"]).is_file()
     assert comfy["PublisherId"] and comfy["DisplayName"] and comfy["requires-comfyui"]
-    with Image.open(ROOT / "assets" / "icon.png") as icon, Image.open(ROOT / "assets" / "banner.png") as banner:
+    with (
+        Image.open(ROOT / "docs" / "assets" / "icon.png") as icon,
+        Image.open(ROOT / "docs" / "assets" / "banner.png") as banner,
+    ):
         assert icon.width == icon.height <= 400 and banner.width * 9 == banner.height * 21
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_core import Drafting, cli, load_drafter
-from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, TreeSizes, Verified
+from adt_core import AdtError, Drafting, cli, load_drafter
+from adt_core.drafters import DRAFTERS, NETWORKS, Drafter, NetworkKind, Prefill, Proposer, TreeSizes, Verified
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import (
     NO_DRAFTS,
@@ -226,6 +226,31 @@ def test_a_new_drafter_gives_the_same_image_with_every_policy(generate, method, 
     plain, _ = generate("plain", "--method", "no-drafting")
     tokens, report = generate("toy", "--drafter", drafter, "--method", method)
     assert tokens == plain and report["drafter"] == drafter and report["method"] == method
+
+
+@pytest.fixture
+def read_from_files(monkeypatch):
+    """Add the line for a kind of drafter that is loaded from folders whose names end in .toy."""
+
+    class FromFiles(LastTokenDrafter):
+        pass
+
+    kind = NetworkKind(FromFiles, lambda path: path.endswith(".toy"), lambda *given: FromFiles(), lambda *given: True)
+    monkeypatch.setattr("adt_core.drafters.load.NETWORKS", [*NETWORKS, kind])
+
+
+def test_one_line_adds_a_drafter_with_files(generate, read_from_files, tiny, capsys):
+    """Its defaults are used, its name is saved, and other drafters with files still work."""
+    plain, _ = generate("plain", "--method", "no-drafting")
+    tokens, report = generate("toy", "--drafter", "my.toy")
+    assert tokens == plain and report["drafter"].endswith("my.toy") and report["drafting"]["depth"] == DEPTH
+    tokens, report = generate("network", "--drafter", str(tiny / "drafter"))
+    assert tokens == plain and report["verified_drafts"] > 0
+
+
+def test_a_drafter_without_such_a_combination_refuses_the_window(read_from_files, models):
+    with pytest.raises(AdtError, match="does not support the Jacobi window; use 'my.toy'"):
+        load_drafter("my.toy+jacobi", models[0])
 
 
 def test_a_drafters_defaults_are_used_if_nothing_is_given(generate):

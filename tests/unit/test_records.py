@@ -104,6 +104,7 @@ ODD = [
     *({"acceptance": value} for value in (None, 1, [], [[1]], [[1, 2], [3]], [[1, None]], [[1, HUGE]], ["12"])),
     *({"quality": value} for value in (None, [], {}, {"a": 1}, {"a": [1]}, {"a": [1, 0]}, {"a": [HUGE, 1]})),
     *({"quality": {name: [1, 1]}} for name in ("method", "identical", "a\nb", "\ud800", "x" * 101)),
+    *({"profile": value} for value in (1, {}, {"decodings": "many"})),
     *({"picture": value} for value in (None, 5, [], "", "x" * 5000, "a\0b")),
 ]  # fmt: skip
 

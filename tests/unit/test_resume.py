@@ -68,7 +68,7 @@ def contents(folder):
     found = {}
     for path in sorted(Path(folder).glob("*.png")):
         record = read_settings(path)
-        record["figures"] = without_times(record["figures"])
+        record["figures"] = without_times(record.get("figures", {}))
         with Image.open(path) as image:
             found[path.name] = record, image.tobytes()
     return found

@@ -16,7 +16,7 @@ from adt_core import Drafting, Lantern, Loading, Pipeline, Recipe, Sampling, cli
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.run import identity, images
-from adt_core.run.identity import SETTINGS_KEY, settings_key
+from adt_core.run.identity import settings_key
 from adt_core.run.images import parameters_text, read_settings, to_png
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.store import Identity, PngStore
@@ -63,8 +63,8 @@ def run(
     with closing(make.run(jobs, batch_size)) as running:
         for progress in running:
             for finished in progress.finished:
-                result = finished.result(texts, **{SETTINGS_KEY: store.identity.key})
-                store.add(finished.job, result.png)
+                result = finished.result(texts, **finished.listed(store.identity.key))
+                store.add(finished.job, result.png, result.record)
                 made.append(finished.job.number)
             if stop is not None and len(made) >= stop:
                 return made

@@ -196,7 +196,8 @@ def test_images_of_a_batch_are_reproduced(generate):
     ]
     assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
     with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("single.png") as single:
-        assert one.tobytes() == two.tobytes() != single.tobytes() and one.text == two.text
+        assert one.tobytes() == two.tobytes() != single.tobytes()
+        assert one.text["parameters"] == two.text["parameters"]
     trace = read_lines("t.json")[0]["report"]
     assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 

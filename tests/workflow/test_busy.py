@@ -37,6 +37,7 @@ def answering(comfy):
     finally:
         is_over.set()
         asking.join()
+    print(f"longest silence: {longest:.2f} s")
     assert longest < LIMIT
 
 

@@ -92,7 +92,7 @@ def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
-        browser.wait_for(lambda m: m.type == "progress" and m.data["value"] == 1)
+        browser.wait_for(lambda m: m.type == "progress" and m.data["value"] >= 2)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
         line = lines_under(browser.messages, node)[-1]
     (runs,) = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl")) - others

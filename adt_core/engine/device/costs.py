@@ -66,8 +66,8 @@ class Costs:
     def record(self, shapes: Sequence[Shape], round: Round, seconds: float) -> None:
         """Record the time of a round.
 
-        Two kinds of rounds are left out: rounds that included other work, such as capturing a graph, and rounds in
-        which a tree was cut at the end of its image.
+        Two kinds of rounds are left out: rounds that included other work, such as capturing a graph or reading kept
+        tokens, and rounds in which a tree was cut at the end of its image.
 
         Args:
             shapes: Shape that was chosen for each slot. All active slots have the same shape.
@@ -76,7 +76,8 @@ class Costs:
         largest = max(shapes, key=lambda shape: shape.drafts)
         depths = {record.depth_asked for record in round.images}
         size = PLAIN_ROUND if depths <= {0} else (largest.mode, largest.drafts)
-        if not round.prepared and (size == PLAIN_ROUND or depths == {largest.depth}):
+        has_read = any(record.kept for record in round.images)
+        if not (round.prepared or has_read) and (size == PLAIN_ROUND or depths == {largest.depth}):
             accepted = mean(record.accepted for record in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
@@ -36,6 +37,7 @@ from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
+from ..kept import KeptTokens
 from ..queue import ImageQueue
 from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
@@ -315,8 +317,8 @@ class _Trial:
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, drafts=2 * PATH_DRAFTS)
         recipe = replace(request.recipe, drafting=drafting, lantern=None)
-        prefix = tokens[:, :before].expand(images, -1)
-        self._request = Request(target, recipe, prompts, [(0, 0)] * images, prefix, JacobiDrafter(), request.check)
+        kept = KeptTokens(F.pad(tokens[:, :before], (0, target.length - before), value=-1).expand(images, -1))
+        self._request = Request(target, recipe, prompts, [(0, 0)] * images, kept, JacobiDrafter(), request.check)
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)
@@ -406,6 +408,7 @@ def first_layers(target: Target) -> Target:
     copied = copy(target)
     decoder = copy(target.decoder)
     decoder._modules = {**decoder._modules, "layers": decoder.layers[:TRIAL_LAYERS]}
+    decoder.pooled_slots = {}
     decoder.config = replace(decoder.config, num_layers=min(TRIAL_LAYERS, decoder.config.num_layers))
     copied.decoder = decoder
     return copied

@@ -101,7 +101,7 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
     cache_length = request.cache_length_on(replayed)
     prompt = request.padded_on(replayed) + request.start
     rows = request.groups * batch_size
-    tokens = max(prompt, request.largest.drafts + 1)
+    tokens = max(prompt, request.largest.drafts + 1, request.longest_read)
     numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
     where = device or decoder.embedding.device
     near = _near_bytes(request, cache_length, prompt, where)
@@ -136,7 +136,7 @@ def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.
     stays = device.type == decoder.embedding.device.type
     near = request.near if stays else near_window(device, decoder.dtype, config.head_dim)
     read = request.start if near is not None else prompt
-    tokens = max(request.largest.drafts + 1, min(read, PREFIX_CHUNK))
+    tokens = max(request.largest.drafts + 1, min(max(read, request.longest_read), PREFIX_CHUNK))
     width = cache_length if near is None else near + tokens
     near_bytes = 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
     if near is None or not supports_kernels(device):

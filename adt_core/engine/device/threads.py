@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,14 +113,30 @@ def available_cores() -> float:
         time.sleep(SAMPLE_SECONDS)
         now = _sample()
     runtime.cpu_sample = now
-    logical = psutil.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or logical
+    logical, physical = _cores()
+    if now.at == before.at:
+        return physical
     used = logical - (now.available - before.available) / (now.at - before.at)
     return physical - used
 
 
+def _cores() -> tuple[int, int]:
+    """Return the numbers of logical and of physical cores."""
+    try:
+        logical = psutil.cpu_count() or 1
+        return logical, psutil.cpu_count(logical=False) or logical
+    except (OSError, NotImplementedError):  # the files of the system can't be read
+        logical = os.cpu_count() or 1
+        return logical, logical
+
+
 def _sample() -> CpuSample:
-    system = psutil.cpu_times()
-    own = psutil.Process().cpu_times()
+    """Return the use of the CPU. If the system does not tell it, as in Termux, all cores count as idle."""
+    try:
+        system = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
+    except (OSError, psutil.Error, NotImplementedError):
+        now = time.monotonic()
+        return CpuSample(now, now * _cores()[0])
     waiting = getattr(system, "iowait", 0.0)  # only on Linux
     return CpuSample(time.monotonic(), system.idle + waiting + own.user + own.system)

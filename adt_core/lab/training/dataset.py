@@ -235,5 +235,5 @@ def encode(target: Target, paths: list[Path]) -> Tensor:
         pixels = to_pixels(open_rgb(path, "images", "remove it or save it again"), height, width)
         with torch.inference_mode():
             cells = target.codec.encode(pixels).cpu()
-            codes.append(target.beginning(cells, cells[0].numel()))
+            codes.append(target.kept(cells, torch.zeros_like(cells, dtype=torch.bool)))
     return target.tokens(torch.cat(codes))

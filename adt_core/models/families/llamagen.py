@@ -68,6 +68,9 @@ _FLAN_T5_XL = {
 }
 _HEAD_DIM = 64
 _CACHED_CAPTIONS = 5000  # number of captions; the features of one take about 0.1 MB
+_MOST_CLEANED = 2000
+"""Maximum number of characters of a prompt that are cleaned. The model reads 120 tokens, about 500 characters. Some of
+the authors' patterns take quadratic time: 9 s for 10,000 characters."""
 _POSITIONS = 2048  # more than the 120 + 32 * 32 tokens of stage 2
 # Parts of tensor names: Hugging Face name -> the authors' name.
 _AUTHORS_NAMES = {
@@ -148,7 +151,7 @@ class LlamaGenPrompter(Prompter):
     def _read(self, text: str) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a caption, and a note to the user if the caption was truncated, else ""."""
         text = stripped(text)
-        cleaned = captions.clean(text)
+        cleaned = captions.clean(text[:_MOST_CLEANED])
         if not cleaned:
             ignored = "links, file names and Chinese characters are ignored"
             problem = f"prompt {shown(text)} has no words that {self.name} can read ({ignored})"

@@ -322,6 +322,23 @@ def test_benchmark_compares_methods_and_writes_results(pack, small):
     assert len(list(folder.glob("images/no-drafting/*.png"))) == 2
 
 
+def test_benchmark_shows_progress_by_method(pack, small, monkeypatch):
+    """One prompt is no basis for an interval, so the table has none."""
+    lines = []
+    benchmark = pack.package(".nodes.benchmark")
+    monkeypatch.setattr(benchmark.Progress, "say", lambda self, text, *_: lines.append(text))
+    monkeypatch.setattr(benchmark.Progress, "_BAR", 0.0)
+    asked = {"prompts": small.PROMPT, "methods": "jacobi, jacobi-chain", "count": 1, "seed": 12}
+    (table,) = small.run("ADTTreeBenchmark", **asked)
+    assert lines[0] == "Warming up 3 methods"
+    assert [line.partition(", now ")[0] for line in lines[1:4]] == [
+        f"0 of 1 prompts, {n} of 3 methods" for n in range(3)
+    ]
+    assert {line.partition(", now ")[2] for line in lines[1:4]} == {"no-drafting", "jacobi", "jacobi-chain"}
+    assert lines[4].startswith("1 prompts; the results are in output/adt_tree_benchmark/")
+    assert re.search(r"about [\d.]+ times as fast as without drafts\.\*\*", table) and "CI" not in table
+
+
 @pytest.mark.long
 def test_check_reports_on_one_page(pack, small):
     (page,) = pack.run("ADTTreeDiagnostics", model=small.model)

@@ -90,8 +90,8 @@ def test_a_cancelled_batch_is_continued_by_the_command_and_by_the_node(pack, sma
     store = pack.package(".adt_core.run.store").PngStore
     add = store.add
 
-    def cancelled_after_two(self, job, png):
-        add(self, job, png)
+    def cancelled_after_two(self, job, png, record):
+        add(self, job, png, record)
         if job.number == 2:
             raise pack.Cancelled
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from reference import draw
 from small import SMALL
 
@@ -140,6 +141,42 @@ def test_another_seed_or_prompt_changes_only_the_rest(small, changes):
     left = half if "keep_left" in changes else 0
     np.testing.assert_array_equal(found[:, :, half, :left], before[:, :, half, :left])
     assert (found[:, :, half:] != before[:, :, half:]).any()
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (1, 64, 64), (1, 1, 128, 128)], ids=str)
+def test_only_the_masked_part_is_generated(pack, small, shape):
+    complete, _ = small.sample()
+    height, width = shape[-2:]
+    mask = torch.zeros(shape)
+    mask[..., height // 4 : height // 2, width // 4 : 3 * width // 4] = 1
+    (masked,) = pack.run("SetLatentNoiseMask", samples=complete, mask=mask)
+    np.testing.assert_array_equal(small.vectors(latent_image=masked), complete["samples"])  # its own seed
+    found = small.vectors(latent_image=masked, seed=6, keep_top=0.9)
+    before = complete["samples"].numpy()
+    rows, columns = before.shape[2:]
+    inside = np.zeros((rows, columns), bool)
+    inside[rows // 4 : rows // 2, columns // 4 : 3 * columns // 4] = True
+    np.testing.assert_array_equal(found[..., ~inside], before[..., ~inside])
+    assert (found[..., inside] != before[..., inside]).any()
+
+
+def test_an_empty_mask_keeps_the_image_and_says_so(small, caplog):
+    complete, _ = small.sample()
+    found = small.vectors(latent_image={**complete, "noise_mask": torch.zeros(1, 1, 64, 64)}, seed=6)
+    np.testing.assert_array_equal(found, complete["samples"])
+    assert "Open it in MaskEditor" in caplog.text
+
+
+def test_masks_of_a_batch(pack, small):
+    """The second image of the batch and its copy get the second mask."""
+    pair, _ = small.sample(batch_size=2)
+    masks = torch.zeros(2, *pair["samples"].shape[2:])
+    masks[0, 5:] = masks[1, 2:4, 2:4] = 1
+    found = small.vectors(latent_image={**pair, "noise_mask": masks}, batch_size=2, seed=6)
+    before = pair["samples"].numpy()
+    for copy in range(4):
+        kept = masks[copy % 2].numpy() == 0
+        np.testing.assert_array_equal(found[copy][:, kept], before[copy % 2][:, kept])
 
 
 def test_batch_size_multiplies_the_batch_of_the_latent(pack, small):

@@ -91,17 +91,31 @@ def test_incompatible_inputs(pack, model, sampler_error):
         ((1, 4, 16, 16), 0.0, ("is empty, as from Empty Latent Image", "remove the link")),
         ((1, None, 16, 16), 0.0, ("is empty, as from Empty Latent Image", "remove the link")),
         ((1, None, 12, 8), 1.0, ("12 rows and 8 columns", "128 by 128 pixels")),
-        ((1, None, 16, 16), 1.0, ("noise mask",)),
     ],
 )
 def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, value, words):
     channels = model.target.codec.codebook.shape[1]
     samples = torch.full([channels if side is None else side for side in shape], value)
-    message = sampler_error(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
+    message = sampler_error(latent_image={"samples": samples})
     assert message.startswith("latent_image: ") and all(word in message for word in words)
     if None not in shape:
         message = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
         assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
+
+
+@pytest.mark.parametrize(
+    "mask, words",
+    [
+        (torch.full((1, 64, 64), float("nan")), "not a number"),
+        (torch.ones(1, 3, 64, 64), "shape [1, 3, 64, 64]"),
+        ("a text", "is not a mask"),
+    ],
+    ids=["nan", "channels", "text"],
+)
+def test_masks_that_are_refused(model, sampler_error, mask, words):
+    samples = torch.ones(1, model.target.codec.codebook.shape[1], 16, 16)
+    message = sampler_error(latent_image={"samples": samples, "noise_mask": mask})
+    assert message.startswith("latent_image: ") and words in message
 
 
 def test_a_latent_of_another_model(sampler_error):

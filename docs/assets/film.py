@@ -1,6 +1,6 @@
 """Record a workflow (`TEMPLATE`) in ComfyUI and a browser: docs/comfyui.png and the animation docs/comfyui.webp.
 
-    python assets/film.py            run this in the root of the repository, in the environment of the tests
+    python docs/assets/film.py            run this in the root of the repository, in the environment of the tests
 
 docs/comfyui.png is a screenshot of all nodes after the run. The animation shows the sampler's acceptance map next to
 the saved image, first during the run and then during its replay. Chromium sends a frame whenever the page changes. The
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT / "tests" / "workflow")]
 
 from comfy_page import ComfyPage, launch  # noqa: E402

@@ -1,6 +1,6 @@
 """Draw a card for each template workflow whose model is not part of the pack.
 
-    python assets/cards.py           run this in the root of the repository
+    python docs/assets/cards.py           run this in the root of the repository
 
 A card is a thumbnail that shows the input and the output of a workflow. The titles are in this file. The script reads
 everything else from the workflow: the prompt, the model, and whether the workflow has a source image, a second stage or
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from adt_core.models.load import find_published
 
-WORKFLOWS = Path(__file__).parents[1] / "workflows"
+WORKFLOWS = Path(__file__).parents[2] / "workflows"
 CARDS = {
     "ADT-Tree Anole 7B text to image": "Anole 7B",
     "ADT-Tree Lumina-mGPT text to image": "Lumina-mGPT 7B",

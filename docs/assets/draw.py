@@ -1,9 +1,9 @@
 """Draw the pack's icon and banner, and the thumbnails of workflows that use the bundled model.
 
-    python assets/draw.py            run this in the root of the repository, after pip install -e .
+    python docs/assets/draw.py            run this in the root of the repository, after pip install -e .
 
-assets/cards.py draws the thumbnails of workflows with other models. The thumbnail of the batch template is not drawn
-here. It is the contact sheet that this template makes of eight captions.
+docs/assets/cards.py draws the thumbnails of workflows with other models. The thumbnail of the batch template is not
+drawn here. It is the contact sheet that this template makes of eight captions.
 
 Icon and banner show an image of the bundled model and a draft tree. The icon shows an unfinished image, whose missing
 rows are dark. The banner also shows the acceptance map, in which the color of a token means the number of tokens that
@@ -25,6 +25,10 @@ SEA = "A red sailboat in the middle on a calm lake at sunset."
 SEA_SEED = 0
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
 BEACH_SEEDS = (1, 4, 5)
+BLUE = "A blue house on the left of a grassy field under a cloudy sky."
+BLUE_SEEDS = (1, 4)
+MASKED = slice(3, 14), slice(0, 10)
+"""Rows and columns of cells that the thumbnail of inpainting generates again."""
 RELAXED_SEED = 0
 """Seed for CAPTION in the thumbnail of relaxed acceptance (LANTERN)."""
 
@@ -62,14 +66,14 @@ class Painter:
     def __init__(self) -> None:
         self.pipeline = adt_core.Pipeline.load("bundled", device="cpu")
 
-    def decode(self, caption: str, prefix: torch.Tensor | None = None, **options) -> adt_core.Decoding:
+    def decode(self, caption: str, kept: torch.Tensor | None = None, **options) -> adt_core.Decoding:
         """Decode an image with the published sampling settings.
 
         Args:
-            prefix: [1, P], codes of the first P cells of the image, which are not generated.
+            kept: [1, P], codes of the first P cells of the image; -1 for cells to generate.
             **options: Options of a recipe, such as the seed.
         """
-        return self.pipeline.with_options(**options).decoding([caption], prefix=prefix).run()
+        return self.pipeline.with_options(**options).decoding([caption], kept=kept).run()
 
     def image(self, decoding: adt_core.Decoding) -> Image.Image:
         with torch.inference_mode():
@@ -87,12 +91,17 @@ class Painter:
         codes = house.grid_codes().flatten(1)
         upper_half = codes[:, : codes.shape[1] // 2]
         continued = [self.image(self.decode(BEACH, upper_half, seed=seed)) for seed in BEACH_SEEDS]
+        mask = torch.zeros(house.target.grid, dtype=torch.bool)
+        mask[MASKED] = True
+        outside = house.target.kept(house.grid_codes(), mask[None])
+        inpainted = [self.image(self.decode(BLUE, outside, seed=seed)) for seed in BLUE_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
             "ADT-Tree compared with no drafting": compared(
                 *map(self.image, seas), *(len(sea.trace.rounds) for sea in seas)
             ),
             "ADT-Tree continue a picture": tiled(first, *continued),
+            "ADT-Tree inpaint with MaskEditor": tiled(first, masked(first, mask), *inpainted),
             "ADT-Tree relaxed acceptance (LANTERN)": tiled(relaxed, exact, ImageChops.difference(relaxed, exact)),
         }
 
@@ -107,6 +116,12 @@ def tiled(*images: Image.Image) -> Image.Image:
             left = (side - TILE) // 2
         canvas.paste(image.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, number // 2 * (TILE + GAP)))
     return canvas
+
+
+def masked(image: Image.Image, mask: torch.Tensor) -> Image.Image:
+    """Return an image of which the masked cells are covered, as in MaskEditor."""
+    cover = Image.fromarray(mask.byte().numpy() * 200).resize(image.size, Image.Resampling.NEAREST)
+    return Image.composite(Image.new("RGB", image.size, DARK), image, cover)
 
 
 def compared(drafted: Image.Image, plain: Image.Image, drafted_passes: int, plain_passes: int) -> Image.Image:
@@ -199,7 +214,7 @@ def main() -> None:
     icon(image, cells).save(HERE / "icon.png", optimize=True)
     banner(image, cells).save(HERE / "banner.png", optimize=True)
     for name, thumbnail in painter.thumbnails(house).items():
-        thumbnail.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
+        thumbnail.save(HERE.parents[1] / "workflows" / f"{name}.jpg", quality=88)
 
 
 if __name__ == "__main__":

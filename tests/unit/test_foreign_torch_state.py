@@ -1,0 +1,76 @@
+"""Tests that settings of torch which another pack has left behind change no image."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from adt_core import AdtError, Pipeline, load_target
+
+
+@contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def default_device():
+    return torch.device("meta")
+
+
+@contextmanager
+def approximate_attention():
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = lambda q, k, v, *_, **__: v * 0
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
+
+
+FOREIGN = pytest.mark.parametrize("foreign", [default_dtype, autocast, default_device, approximate_attention])
+
+
+@FOREIGN
+@torch.inference_mode()
+def test_the_codec_computes_in_float32(tiny, foreign):
+    expected = load_target(tiny / "target").codec
+    codes = torch.arange(16).view(1, 4, 4)
+    pixels = torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)
+    with foreign():
+        codec = load_target(tiny / "target").codec
+        found = codec.decode(codes), codec.encode(pixels), codec.nearest(codec.lookup(codes))
+    assert {parameter.dtype for parameter in codec.parameters()} == {torch.float32}
+    assert torch.equal(found[0], expected.decode(codes)) and torch.equal(found[1], expected.encode(pixels))
+    assert torch.equal(found[2], codes)
+
+
+@FOREIGN
+def test_images_and_their_tokens_stay_the_same(tiny, foreign):
+    files = {"model": str(tiny / "target"), "drafter": str(tiny / "drafter"), "device": "cpu"}
+    expected = Pipeline.load(**files).generate("a cat", seed=3)
+    with foreign():
+        found = Pipeline.load(**files).generate("a cat", seed=3)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert found.image.tobytes() == expected.image.tobytes()
+
+
+@torch.inference_mode()
+def test_nan_in_an_image_or_a_latent_names_the_input(tiny):
+    codec = load_target(tiny / "target").codec
+    pixels = torch.zeros(1, 3, 32, 32)
+    pixels[0, 0, 0, 0] = torch.nan
+    with pytest.raises(AdtError, match="^pixels: 1 of its 3072 values are infinite or NaN"):
+        codec.encode(pixels)
+    vectors = codec.lookup(torch.zeros(1, 4, 4, dtype=torch.int64))
+    vectors[0, 0] = torch.inf
+    with pytest.raises(AdtError, match="^samples: 16 of its"):
+        codec.nearest(vectors)

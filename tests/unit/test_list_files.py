@@ -1,0 +1,209 @@
+"""Tests of the files beside the images of a list: nothing of the user's, and no earlier result, may be lost.
+
+These are prompts, tokens, traces, reports and the index of tars.
+"""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from adt_core import cli, files
+from adt_core.errors import AdtError
+from tests.command import read_lines, words
+
+PROMPTS = ["a cat", "a dog", "a cow", "fog"]
+
+
+@pytest.fixture
+def generate(tiny, tmp_path, monkeypatch, capsys):
+    """Return a function that runs `generate` with a list. It returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
+    usual = {"model": tiny / "target", "drafter": "jacobi", "prompts": "list.txt", "output": "out"}
+    usual |= {"dtype": "float64", "device": "cpu", "method": "adt-tree", "batch_size": 2}
+
+    def run(*flags, **given):
+        code = cli.main([*words("generate", **usual | given), *flags])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def report(name="r.json"):
+    return json.loads(Path(name).read_text(encoding="utf-8"))
+
+
+# ---- outputs never replace inputs or foreign files ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "listed, options",
+    [
+        ("t-1-of-2.jsonl", {"tokens": "t.jsonl", "shard": "1/2"}),
+        ("t-1-of-2.jsonl", {"trace": "t.jsonl", "shard": "1/2"}),
+        ("t-1-of-2.jsonl", {"report": "t.json", "shard": "1/2"}),
+        ("t-1-of-2.json", {"report": "t.json", "shard": "1/2"}),
+        ("out/index.json", {"format": "webdataset"}),
+        ("out/00000.tar", {"format": "webdataset"}),
+        ("out/000002.png", {}),
+    ],
+)
+def test_no_output_replaces_the_list(generate, listed, options):
+    Path("out").mkdir()
+    content = json.dumps(PROMPTS) if listed.endswith("json") else "\n".join(json.dumps(text) for text in PROMPTS)
+    Path(listed).write_text(content, encoding="utf-8")
+    code, _, err = generate(prompts=listed, **options)
+    assert code == 2 and "would be overwritten" in err, err
+    assert Path(listed).read_text(encoding="utf-8") == content
+
+
+def test_a_foreign_index_is_not_replaced(generate):
+    Path("out").mkdir()
+    Path("out/index.json").write_text('{"mine": 1}', encoding="utf-8")
+    code, _, err = generate(format="webdataset")
+    assert code == 2 and "index.json' is not an index of this pack" in err
+    assert Path("out/index.json").read_text(encoding="utf-8") == '{"mine": 1}'
+
+
+def test_a_report_is_not_the_index(generate):
+    code, _, err = generate(format="webdataset", report="out/index.json")
+    assert code == 2 and "would be overwritten" in err
+
+
+# ---- lines ---------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_other_settings_stay(generate):
+    assert generate(tokens="t.jsonl")[0] == 0
+    first = read_lines("t.jsonl")
+    assert generate(tokens="t.jsonl", seed=3, output="other")[0] == 0
+    lines = read_lines("t.jsonl")
+    assert lines[: len(first)] == first and [line["seed"] for line in lines[len(first) :]] == [3] * 4
+    Path("list.txt").write_text("a cat\n", encoding="utf-8")
+    assert generate(tokens="t.jsonl", output="third")[0] == 0
+    kept = read_lines("t.jsonl")
+    assert sorted(map(json.dumps, kept)) == sorted(map(json.dumps, lines)), "a shorter list deletes no lines"
+
+
+def test_foreign_content_is_refused(generate):
+    Path("notes.txt").write_text("my notes\n", encoding="utf-8")
+    code, _, err = generate(tokens="notes.txt")
+    assert code == 2 and "--tokens: 'notes.txt' has other content than lines of images" in err
+    assert Path("notes.txt").read_text(encoding="utf-8") == "my notes\n" and not Path("out").exists()
+
+
+def test_lines_that_a_run_did_not_write_come_from_the_images(generate):
+    assert generate()[0] == 0
+    code, out, _ = generate(tokens="t.jsonl", trace="trace.jsonl", report="r.json")
+    assert code == 0 and "4 of 4 images were already there." in out
+    assert "For 4 images of earlier runs, the file of" in out, "a trace can't be made later"
+    assert [line["image"] for line in read_lines("t.jsonl")] == [1, 2, 3, 4]
+    assert [line["prompt"] for line in read_lines("r.jsonl")] == PROMPTS
+
+
+def test_a_full_disk_loses_no_image_and_leaves_no_partial_line(generate, monkeypatch):
+    append = files._append
+
+    def full(path, content):
+        with open(path, "ab") as file:
+            file.write(content[:20])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_append", full)
+    code, _, err = generate(trace="t.jsonl")
+    assert code == 1 and "the disk is full" in err
+    assert len(list(Path("out").glob("*.png"))) == 1, "the image is stored although its line could not be"
+    monkeypatch.setattr(files, "_append", append)
+    code, out, _ = generate(trace="t.jsonl")
+    assert code == 0 and "1 of 4 images were already there." in out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs os.write")
+def test_an_interrupted_append_is_cut_back(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    files.add_line(path, "{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(AdtError, match="the disk is full"):
+            files.add_line(path, '{"a": 1}')
+    assert path.read_bytes() == b"{}\n"
+
+
+# ---- reports -------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_covers_all_images_of_the_list(generate):
+    Path("few.txt").write_text("\n".join(PROMPTS[:3]), encoding="utf-8")
+    assert generate(prompts="few.txt")[0] == 0
+    code, out, _ = generate(report="r.json")
+    assert code == 0 and "3 of 4 images were already there." in out
+    first = report()
+    assert first["images"] == 4 and first["tokens"] == 4 * 16 and first["seconds"] > 0 and first["tau"] > 1
+    assert generate(report="again.json")[0] == 0
+    assert report("again.json") == first
+
+
+def test_overwrite_generates_all_images_again(generate):
+    assert generate()[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("out").glob("*.png")}
+    code, out, _ = generate("--overwrite")
+    assert code == 0 and "already there" not in out
+    assert all(path.stat().st_mtime_ns > time for path, time in before.items()) and len(before) == 4
+
+
+def test_a_comparison_reports_only_what_it_measured(generate):
+    Path("few.txt").write_text("\n".join(PROMPTS[:2]), encoding="utf-8")
+    assert generate(prompts="few.txt")[0] == 0
+    code, _, err = generate("--compare", report="r.json")
+    assert code == 1 and "--compare: image 1 of the list was generated without a comparison" in err
+    assert not Path("r.json").exists() and len(list(Path("out").glob("*.png"))) == 2
+    code, out, _ = generate("--compare", "--overwrite", report="r.json")
+    assert code == 0 and "tokens identical" in out and report()["identical_images"] == 4
+    code, out, _ = generate("--compare", report="again.json")
+    assert code == 0 and report("again.json")["speedup"] == report()["speedup"]
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_with_nothing_to_do_succeeds(generate):
+    code, out, _ = generate(shard="7/8")
+    assert code == 0 and "nothing to do" in out
+    Path("list.txt").write_text("a cat\n" + "long " * 100, encoding="utf-8")
+    code, out, _ = generate(shard="2/2")
+    assert code == 0 and "left out: Prompt too long" in out
+
+
+def test_two_processes_do_not_pack_the_same_tars(generate):
+    Path("out").mkdir()
+    with FileLock("out/.adt-tree-1-of-1.lock"):
+        code, _, err = generate(format="webdataset")
+        assert code == 1 and "another process is writing this list to 'out'" in err
+    assert generate(format="webdataset")[0] == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == ["00000.tar", "index.json"]
+
+
+# ---- seeds of a list -----------------------------------------------------------------------------------------------
+
+
+def test_seeds_of_a_list_are_used(generate):
+    Path("list.csv").write_text("prompt,seed\na cat,7\na cat,\na cat,\n", encoding="utf-8")
+    assert generate(prompts="list.csv", tokens="t.jsonl", seed=3)[0] == 0
+    lines = read_lines("t.jsonl")
+    assert [(line["seed"], line["image_index"]) for line in lines] == [(7, 0), (3, 1), (3, 2)]
+    assert len({json.dumps(line["tokens"]) for line in lines}) == 3
+    alone = {"prompts": None, "prompt": "a cat", "output": "a.png", "tokens": "one.jsonl"}
+    for line in lines:
+        assert generate(**alone, seed=line["seed"], image_index=line["image_index"])[0] == 0
+        assert read_lines("one.jsonl")[-1]["tokens"] == line["tokens"]
+
+
+def test_the_same_noise_for_all_prompts_on_request(generate):
+    Path("list.txt").write_text("a cat\na cat\n", encoding="utf-8")
+    assert generate("--same-noise", tokens="t.jsonl")[0] == 0
+    one, two = read_lines("t.jsonl")
+    assert one["tokens"] == two["tokens"] and one["image_index"] == two["image_index"] == 0

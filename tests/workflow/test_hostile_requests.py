@@ -1,0 +1,80 @@
+"""Tests of requests of one client that once stopped the server for all others, in a real ComfyUI."""
+
+import json
+
+import psutil
+import pytest
+from test_busy import answering, prompts
+
+MOST_MEMORY = 200e6
+"""Maximum growth of the server's memory in bytes."""
+pytestmark = pytest.mark.smoke
+
+
+class _Memory:
+    """Growth of a server's resident memory in bytes, since the start of the block and at its peak."""
+
+    def __init__(self, comfy):
+        self._process = psutil.Process(comfy.process.pid)
+        self._before = self._process.memory_info().rss
+
+    def growth(self):
+        return self._process.memory_info().rss - self._before
+
+
+def listed(number: int, file: str) -> dict:
+    """Return a prompt of nodes that read the same list."""
+    nodes = {}
+    for name in range(number):
+        nodes[f"l{name}"] = {**prompts("")["1"], "inputs": {**prompts("")["1"]["inputs"], "file": file}}
+        nodes[f"p{name}"] = {"class_type": "PreviewAny", "inputs": {"source": [f"l{name}", 0]}}
+    return nodes
+
+
+def test_fifty_lists_of_line_ends_in_one_prompt(comfy):
+    """Validation read the file once per node, which took 0.4 s each."""
+    file = comfy.base / "input" / "ends.txt"
+    file.write_bytes(b"\n" * (128 * 2**10 - 8) + b"a cat")
+    with answering(comfy):
+        comfy.post("/queue", {"delete": [comfy.queue(listed(50, file.name))]})
+        comfy.post("/interrupt", {})
+
+
+def test_a_list_of_25_mib_of_line_ends(comfy):
+    file = comfy.base / "input" / "many.txt"
+    file.write_bytes(b"\n" * (25 * 2**20) + b"a cat")
+    memory = _Memory(comfy)
+    with answering(comfy):
+        comfy.run(listed(1, file.name))
+    print(f"memory: {memory.growth() / 1e6:.0f} MB")
+    assert memory.growth() < MOST_MEMORY
+
+
+def test_an_id_of_tabs_in_a_batch_report(comfy, graph):
+    """The pattern that looks for formulas in a table took 56 s for this id."""
+    file = comfy.base / "input" / "tabs.jsonl"
+    file.write_text(json.dumps({"id": "a" + "\t" * 60_000 + "a", "prompt": "a cat"}), encoding="utf-8")
+    loader = graph.id("ADTTreeModelLoader")
+    prompt = {loader: graph.prompt[loader]}
+    prompt["list"] = {**prompts("")["1"], "inputs": {**prompts("")["1"]["inputs"], "file": file.name}}
+    comfy.run(graph.prompt)  # loads the model
+    inputs = {"model": [loader, 0], "prompts": ["list", 0], "ids": ["list", 1]}
+    prompt["batch"] = {"class_type": "ADTTreeBatchSampler", "inputs": inputs}
+    prompt["report"] = {"class_type": "ADTTreeBatchReport", "inputs": {"results": ["batch", 2]}}
+    with answering(comfy):
+        outputs = comfy.run(prompt)
+    assert outputs
+
+
+def test_a_long_text_at_an_unknown_input(comfy, graph):
+    """The text was sent with every message of the live map, and saved with the map in the image."""
+    comfy.run(graph.prompt)  # loads the model
+    sampler = graph.id("ADTTreeSampler")
+    graph.prompt[sampler]["inputs"]["unknown"] = "x" * 20_000_000
+    graph.prompt[sampler]["inputs"]["seed"] = 70
+    memory = _Memory(comfy)
+    with answering(comfy):
+        outputs = comfy.run(graph.prompt)
+    assert len(json.dumps(outputs)) < 1e6
+    print(f"memory: {memory.growth() / 1e6:.0f} MB")
+    assert memory.growth() < MOST_MEMORY
