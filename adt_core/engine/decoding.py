@@ -179,13 +179,11 @@ class Decoding:
             yield waiting
 
     def __iter__(self) -> Generator[Round, None, None]:
-        if self.start == self.length:
-            return
-        with choice.watched(self.target.decoder.embedding.device):
-            yield from self._rounds()
+        return _watched(self, self._rounds())
 
     def _rounds(self) -> Generator[Round, None, None]:
-        device = self.target.decoder.embedding.device
+        if self.start == self.length:
+            return
         with own_torch_state():
             self._fix_conditions()
         self._queue = queue = ImageQueue(
@@ -195,8 +193,6 @@ class Decoding:
         try:
             while (round := self._next(queue)) is not None:
                 self.trace.rounds.append(round)
-                if bool((self.codes[:, -1] >= 0).any()):
-                    first_use.end(device, proven=choice.has_launched(device))
                 yield round
         except GeneratorExit:
             pass  # the caller needs no further rounds; costs are learned from the rounds so far
@@ -302,6 +298,16 @@ class Decoding:
             self.codes[record.image, first : first + len(codes)] = torch.tensor(codes)
             self._budget.spend(record)
         return tuple(record for record, _ in outcome.images)
+
+
+def _watched(decoding: Decoding, rounds: Generator[Round, None, None]) -> Generator[Round, None, None]:
+    """Yield the rounds of a decoding. Its first image removes the marker of the first use of Triton kernels."""
+    device = decoding.target.decoder.embedding.device
+    with choice.watched(device), closing(rounds):
+        for round in rounds:
+            if bool((decoding.codes[:, -1] >= 0).any()):
+                first_use.end(device, proven=choice.has_launched(device))
+            yield round
 
 
 def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
