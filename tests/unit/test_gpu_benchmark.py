@@ -141,7 +141,7 @@ def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path):
     assert [name for name, part in parts.items() if part["status"] != command.LEFT_OUT] == [
         "device", "smoke", "precision", "bits", "rounds",
     ]  # fmt: skip
-    assert list(parts) == list(command.PARTS) and "left out" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert list(parts) == list(command.PARTS) and "Left out" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
 
 def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
