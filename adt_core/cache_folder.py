@@ -2,18 +2,21 @@
 
 They hold what was measured on this machine: cost models, invariance reports, and the choice of Triton kernels. The name
 of a file contains a hash of what it belongs to, such as the device, the model and the settings. Files are ignored if
-they are unreadable or damaged, or if another program has written them. If a file can't be written, its content is kept
-in the runtime (:mod:`.runtime`) for the rest of the process.
+they are unreadable or damaged, or if another program has written them. So are files of another user, and files that
+others may write, because a wrong choice of kernels changes images. If a file can't be written, its content is kept in
+the runtime (:mod:`.runtime`) for the rest of the process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .environment import variable
 from .errors import AdtError
@@ -58,9 +61,11 @@ def read(kind: str, name: str) -> Any:
     path = _path(kind, name)
     try:
         with opened(path) as file:
-            return parse_json(file.read(MAX_FILE_BYTES))
+            if is_own(file):
+                return parse_json(file.read(MAX_FILE_BYTES))
     except (OSError, ValueError, AdtError):
-        return get_runtime().unsaved_files.get(path)
+        pass
+    return get_runtime().unsaved_files.get(path)
 
 
 def write(kind: str, name: str, content: dict) -> None:
@@ -68,11 +73,34 @@ def write(kind: str, name: str, content: dict) -> None:
     path = _path(kind, name)
     try:
         write_in(path.parent, path.name, to_json(content))
+        if not restrict(path):
+            get_runtime().unsaved_files[path] = content
     except AdtError as error:
         get_runtime().unsaved_files[path] = content
         logging.getLogger(__name__).info(
             "What was measured on this device could not be saved and is lost at the end of this process: %s", error
         )
+
+
+def is_own(file: BinaryIO) -> bool:
+    """Return whether an open file belongs to this user, and nobody else may write it. Always true on Windows."""
+    if not hasattr(os, "geteuid"):
+        return True
+    status = os.fstat(file.fileno())
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def restrict(path: Path) -> bool:
+    """Let only this user write a file, and return whether :func:`is_own` is true then.
+
+    Some network shares and disks of other systems have no permissions.
+    """
+    try:
+        path.chmod(0o600)
+        with opened(path) as file:
+            return is_own(file)
+    except OSError:
+        return False
 
 
 def _path(kind: str, name: str) -> Path:

@@ -146,6 +146,8 @@ def doctor(options: dict[str, Any]) -> str:
     """Test how fast a model runs on this machine, and that drafting does not change its images."""
     from .app import doctor
 
+    if options["kernels"]:
+        doctor.allow_kernels()
     return substitute_inputs(doctor.run(_given(options), _device(options)), option_flag)
 
 
@@ -235,7 +237,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     inspect: {"checkpoint": (args.InspectArgs.options,)},
     download: {"model": (args.DownloadArgs.options,)},
-    doctor: {"model": MODEL, "sampling": (_sampling,)},
+    doctor: {"model": MODEL, "sampling": (_sampling,), "Triton kernels": (args.DoctorArgs.options,)},
     train_drafter: {
         "training data": (args.TrainingDataArgs.options,),
         "model": (Loading.options, args.DeviceArgs.options),

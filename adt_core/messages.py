@@ -29,6 +29,7 @@ TEMPLATES = {
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
     "avoid this.",
+    "device.compiling": "Compiling and trying Triton kernels, once for this GPU and these versions of its software",
     "device.no_drafts": "On this device, drafts would change the image in half precision, so drafting is off; use "
     "float32 to draft.",
     "device.no_mode": "This device has no batch-invariant mode: in half precision, drafts may change the image; use "

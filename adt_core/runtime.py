@@ -27,8 +27,12 @@ class Runtime:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
         kernel_verdicts: Results of the trials of Triton kernels (:mod:`.kernels.choice`), by operation and operands.
         recorded_verdicts: Set that gets all results that are looked up; None if nothing is recorded.
+        notify: Shows a text to the user while the engine works, such as under a node; None to log it.
         trial_check: Cancellation callback that is called before each trial of a kernel, or None.
         kernel_failure: Reason why Triton kernels are off after a failure; "" if they are on.
+        first_use_markers: Markers of this process (:mod:`.kernels.first_use`), by device.
+        proven_devices: Devices on which an image was completed with kernels.
+        product_settings: Settings of matrix products at the last decoding; None before the first one.
         kernel_choices: Results that concern a model, by its decoder (:mod:`.engine.device.invariance`).
         equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
             product of all rows is bitwise equal to separate products of tiles (groups of rows).
@@ -47,8 +51,12 @@ class Runtime:
         self.equal_products: dict[Hashable, bool] = {}
         self.kernel_verdicts: dict[Hashable, Any] = {}
         self.recorded_verdicts: set[Any] | None = None
+        self.notify: Callable[[str], None] | None = None
         self.trial_check: Callable[[], None] | None = None
         self.kernel_failure = ""
+        self.first_use_markers: dict[Any, Path] = {}
+        self.proven_devices: set[Any] = set()
+        self.product_settings: Any = None
         self.kernel_choices: WeakKeyDictionary[Any, tuple] = WeakKeyDictionary()
         self.invariance_reports: dict[str, Any] = {}
         self.product_reports: dict[Hashable, Any] = {}

@@ -1,12 +1,16 @@
 """ComfyUI nodes of the pack: sockets, schemas and memory management. Models and decoding are in `adt_core`."""
 
+import logging
+from functools import partial
+
 from comfy_api.v0_0_2 import ComfyExtension, io
 
+from ..adt_core.runtime import get_runtime
 from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeBatchReport
-from .comfy_runtime import server
+from .comfy_runtime import server, tell
 from .compare import ADTTreeCompare
 from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
@@ -27,6 +31,7 @@ class ADTTreeExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
         web_address.register()
+        get_runtime().notify = partial(tell, level=logging.INFO, is_lasting=False)
         web_address.warn_of_copies("ADTTreeSampler")
         if (instance := server()) is not None:
             for handler in (VALIDATION.renew, saved_map.remind, map_homes.announce):

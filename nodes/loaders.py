@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 from ..adt_core import AdtError, load_target
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
+from ..adt_core.models.quantised import check_device
 from ..adt_core.recipe import AUTO
 from ..adt_core.run.resolve import choose_dtype
 from ..adt_core.settings import BUNDLED
@@ -128,12 +129,15 @@ class ADTTreeModelLoader(io.ComfyNode):
             tell(message("model.missing", model=model), logging.ERROR)
             raise
         drop_unused_results()
+        weights = _WEIGHTS.get(dtype)
+        torch_dtype = _dtype(dtype, path)
+        check_device(weights, mm.get_torch_device(), torch_dtype)
         target = load_target(
             path,
             device=mm.unet_offload_device(),
-            dtype=_dtype(dtype, path),
+            dtype=torch_dtype,
             check=check_cancelled,
-            weights=_WEIGHTS.get(dtype),
+            weights=weights,
             exact=exact,
         )
         decoder = manage(target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model")

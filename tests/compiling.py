@@ -1,9 +1,10 @@
 """Compilation of Triton kernels for GPUs that this machine lacks.
 
-``python -m tests.compiling`` prints the table of docs/kernels.md. With a compute capability as argument, such as 90 for
-9.0, it prints the resources of all kernels as JSON. It needs a process of its own, because the tests run kernels in
-Triton's interpreter. It calls the functions that launch kernels, with tensors on a CPU. A replacement for Triton's
-driver names the device for which to compile, and nothing is launched.
+``python -m tests.compiling`` prints the table of docs/kernels.md. ``python -m tests.compiling allocators 90`` compares
+the code for torch's allocator and for cudaMallocAsync, with the Triton on the path. With a compute capability as only
+argument, such as 90 for 9.0, the command prints the resources of all kernels as JSON. It needs a process of its own,
+because the tests run kernels in Triton's interpreter. It calls the functions that launch kernels, with tensors on a
+CPU. A replacement for Triton's driver names the device for which to compile, and nothing is launched.
 """
 
 from __future__ import annotations
@@ -109,6 +110,72 @@ def _compile(capability: int, launches: Iterator[tuple[str, Callable[[], object]
             instructions = _instructions(kernel.asm["cubin"]) if name in PRODUCTS else []
             found.append(Resources(name, operands, registers, spilled, shared, warps, instructions))
     return found
+
+
+def ptx(capability: int) -> Iterator[tuple[str, str, str]]:
+    """Compile all kernels twice: for tensors, as with torch's allocator, and for addresses, as with cudaMallocAsync.
+
+    Yields:
+        Operands of a launch, and the PTX of its kernels for tensors and for addresses.
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from adt_core.kernels import choice
+
+    compiled = []
+    run = JITFunction.run
+
+    def compile_only(function, *args, grid, warmup, **options):
+        compiled.append(run(function, *args, grid=grid, warmup=True, **options).asm["ptx"])
+
+    def as_addresses(*operands):
+        return [operand.data_ptr() for operand in operands]
+
+    driver.set_active(_Driver(capability))
+    JITFunction.run = compile_only
+    usual = choice.pointers
+    for operands, launch in _launches(capability):
+        found = []
+        for pointers in usual, as_addresses:
+            choice.pointers = pointers
+            compiled.clear()
+            launch()
+            found.append("\n".join(compiled))
+        yield operands, *found
+
+
+COMPUTING = re.compile(
+    r"(@%\w+\s+)?(ld\.global|st\.global|cp\.async|ldmatrix|w?g?mma|(fma|add|sub|mul|div|max|min)\.\S*f(16|32)|ex2|rsqrt|shfl|cvt)"
+)
+"""Instructions of PTX that load, store and compute with floating-point numbers. Integers are only addresses."""
+
+
+def code(text: str) -> list[str]:
+    """Return the instructions of PTX that matter for results and times, without the names of registers.
+
+    Equal lists mean the same loads, and the same order of sums.
+    """
+    lines = [line.split("//")[0].strip() for line in text.splitlines()]
+    return [re.sub(r"%\w+", "%", line) for line in lines if COMPUTING.match(line)]
+
+
+def _compare_allocators(capability: int) -> int:
+    """Print and count the launches whose code depends on the allocator."""
+    import triton
+
+    different = []
+    loads = 0
+    count = 0
+    for operands, *both in ptx(capability):
+        one, other = map(code, both)
+        count += 1
+        loads += sum("ld.global" in line or "cp.async" in line for line in one)
+        if one != other:
+            different.append(f"{operands}: {len(one)} and {len(other)} instructions")
+    summary = f"{count} launches with {loads} loads, {len(different)} differ"
+    print(f"Triton {triton.__version__}, {capability / 10}: {summary}", *different, sep="\n", flush=True)
+    return len(different)
 
 
 def _instructions(cubin: bytes) -> list[str]:
@@ -238,7 +305,9 @@ def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the resources for one compute capability as JSON; or for all of them tables, spills and instructions."""
-    if arguments:
+    if arguments[:1] == ["allocators"]:
+        sys.exit(min(_compare_allocators(int(arguments[1])), 1))
+    elif arguments:
         capability = int(arguments[0])
         json.dump(_compile(capability, _launches(capability)), sys.stdout)
     else:

@@ -54,6 +54,7 @@ class Tape:
     """
 
     survives_failure = True
+    has_memory = True
     num_bytes = 0
 
     def __init__(self) -> None:

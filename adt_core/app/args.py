@@ -282,6 +282,13 @@ class DownloadArgs(Settings):
 
 
 @dataclass(frozen=True)
+class DoctorArgs(Settings):
+    """Options of `doctor`."""
+
+    kernels: bool = setting(False, "Try Triton kernels again that are off because a program ended while it used them.")
+
+
+@dataclass(frozen=True)
 class InspectArgs(Settings):
     """Checkpoint and output format of `inspect`."""
 

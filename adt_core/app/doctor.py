@@ -17,13 +17,13 @@ from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
 from ..errors import Check
-from ..kernels import choice
+from ..kernels import choice, first_use
 from ..memory_limit import memory_limit
 from ..messages import Message, join, message
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.load import find_published
-from ..models.torch_private import reduced_precision_settings
+from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..run.pipeline import Pipeline
@@ -45,6 +45,12 @@ def run(given: Mapping[str, Any], device: str) -> str:
     """
     hardware = Hardware.of(device)
     return diagnose(prepare(Pipeline.of(resolve_recipe(given, hardware), hardware.device))).page
+
+
+def allow_kernels() -> None:
+    """Let Triton kernels be tried again on all GPUs on which a program has ended while it used them."""
+    for index in range(torch.cuda.device_count()):
+        first_use.forget(torch.device("cuda", index))
 
 
 def prepare(
@@ -272,7 +278,7 @@ def _block(results: Diagnostics) -> list[str]:
         ),
         f"differences: {', '.join(results.exact.differing) or 'none'}; "
         f"graphs: {graphs.disabled_reason(decoder) or 'as usual'}; "
-        f"products: {', '.join(reduced_precision_settings()) or 'as usual'}; "
+        f"products: {', '.join(product_settings()) or 'as usual'}; "
         f"Triton kernels: {_kernel_summary(subject)}",
     ]
 

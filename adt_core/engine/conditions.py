@@ -6,7 +6,7 @@ from ..kernels import choice
 from ..kernels.choice import KernelError, supports_kernels
 from ..kernels.verdicts import Verdict
 from ..models.packed import pack
-from ..models.quantised import check_device
+from ..models.quantised import check_device, check_products
 from ..runtime import get_runtime
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, chosen_kernels, invariance_report
@@ -42,7 +42,8 @@ class Conditions:
             AdtError: If the main memory is too small, or if the device does not support the weights.
         """
         decoder = self._request.target.decoder
-        check_device(decoder.weights, decoder.embedding.device)
+        choice.follow_settings()
+        check_device(decoder.weights, decoder.embedding.device, decoder.dtype)
         check_memory(self._request, batch_size)
         with limit_threads(self._request.threads):
             pack(self._request.networks)
@@ -57,6 +58,7 @@ class Conditions:
 
     def _check_operations(self) -> None:
         self.kernels = chosen_kernels(self._request)
+        check_products(self._request.target.decoder.weights, self.kernels)
         self.exact = invariance_report(self._request, self.kernels)
 
     def check_kernels(self) -> None:

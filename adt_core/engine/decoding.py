@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdtError, is_out_of_memory
-from ..kernels import choice
+from ..kernels import choice, first_use
 from ..kernels.choice import KernelError
 from ..models.target import Target
 from ..models.torch_state import own_torch_state
@@ -179,6 +179,9 @@ class Decoding:
             yield waiting
 
     def __iter__(self) -> Generator[Round, None, None]:
+        return _watched(self, self._rounds())
+
+    def _rounds(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
         with own_torch_state():
@@ -270,13 +273,14 @@ class Decoding:
         began = time.perf_counter()
         cost_began = self._costs.clock()
         is_drafting = slots.proposer is not None
-        attempts = slots.graphs.attempts
+        graphs = slots.graphs
+        attempts = graphs.attempts + graphs.launches
         shapes = _choose_shapes(self._policy, slots)
         outcome = run_round(slots, shapes, self._budget.allowed(slots))
         # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
         records = self._record_codes(outcome)
         seconds = time.perf_counter() - began
-        prepared = slots.graphs.attempts > attempts
+        prepared = graphs.attempts + graphs.launches > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
         if self.threads.count == self.threads.first:
             self._costs.record(shapes, round, self._costs.clock() - cost_began)
@@ -294,6 +298,16 @@ class Decoding:
             self.codes[record.image, first : first + len(codes)] = torch.tensor(codes)
             self._budget.spend(record)
         return tuple(record for record, _ in outcome.images)
+
+
+def _watched(decoding: Decoding, rounds: Generator[Round, None, None]) -> Generator[Round, None, None]:
+    """Yield the rounds of a decoding. Its first image removes the marker of the first use of Triton kernels."""
+    device = decoding.target.decoder.embedding.device
+    with choice.watched(device), closing(rounds):
+        for round in rounds:
+            if bool((decoding.codes[:, -1] >= 0).any()):
+                first_use.end(device, proven=choice.has_launched(device))
+            yield round
 
 
 def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:

@@ -30,10 +30,14 @@ from ..environment import variable
 from ..errors import is_out_of_memory, one_line
 from ..kernels import choice
 from ..kernels.choice import KernelError
+from ..models.torch_private import clear_cublas_workspaces
 from ..runtime import get_runtime
 
 MAX_GRAPHS = 48
-"""Maximum number of captured rounds per :class:`Graphs`. Beyond this number, new sizes are launched without capture."""
+"""Maximum number of captured rounds per :class:`Graphs`. Beyond this number, the least recently used one is freed."""
+MIN_CAPTURE_BYTES = 2**28
+"""Free bytes that a capture needs with an allocator that can't recover from a lack of memory. It is an assumption: a
+captured round of a 7B model needed 5 MiB (docs/gpu.md), and its temporary tensors and workspaces up to 100 MiB."""
 VARIABLE = "ADT_TREE_GRAPHS"
 """Environment variable; "0" disables graphs."""
 
@@ -66,6 +70,10 @@ class Recorder(Protocol):
     def survives_failure(self) -> bool:
         """Whether this recorder can capture again after a capture has run out of memory."""
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is enough memory to try a capture."""
+
     def on_stream(self, run: Callable[[], Result]) -> Result:
         """Call `run` on the capture stream, without capturing, and return its result."""
 
@@ -84,7 +92,8 @@ class CudaRecorder:
     def __init__(self, device: torch.device):
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured = _CapturedGraphs(device)
+        self._lease = _StreamLease(device)
+        self._largest = 0  # bytes of a capture
         self.num_bytes = 0
 
     @property
@@ -92,9 +101,18 @@ class CudaRecorder:
         """True with torch's own allocator. CUDA's asynchronous allocator can't recover from a failed capture."""
         return torch.cuda.get_allocator_backend() == "native"
 
+    @property
+    def has_memory(self) -> bool:
+        """True with torch's own allocator, which frees memory and tries again."""
+        needed = MIN_CAPTURE_BYTES + 2 * self._largest
+        if self.survives_failure or torch.cuda.mem_get_info(self._device)[0] >= needed:
+            return True
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)[0] >= needed
+
     def on_stream(self, run: Callable[[], Result]) -> Result:
         current = torch.cuda.current_stream(self._device)
-        own = self._captured.stream
+        own = self._lease.stream
         own.wait_stream(current)
         try:
             with torch.cuda.stream(own):
@@ -110,7 +128,9 @@ class CudaRecorder:
             if not is_out_of_memory(error) or not self.survives_failure:
                 raise
         finally:
-            self.num_bytes += max(free - torch.cuda.mem_get_info(self._device)[0], 0)
+            used = max(free - torch.cuda.mem_get_info(self._device)[0], 0)
+            self._largest = max(self._largest, used)
+            self.num_bytes += used
         torch.cuda.empty_cache()  # torch can't free cached memory during a capture
         return self.on_stream(lambda: self._capture(run))
 
@@ -120,10 +140,14 @@ class CudaRecorder:
         CUDA raises an error if the host waits for the device during a capture. CUDA's error would leave torch's
         allocator in an undefined state. So torch is set to raise its own error before the host waits. After an error,
         the tensors of `run` are released first, and then the capture is ended.
+
+        cuBLAS keeps a workspace for each stream. It is freed before the capture and at its end, so that the workspace
+        of the captured products is in the memory pool of the graphs. Otherwise, a replay would write to freed memory
+        after anything has freed the workspaces: torch.compile, another node pack, or the end of another graph.
         """
-        index = self._captured.add()
         mode = torch.cuda.get_sync_debug_mode()
-        graph = self._captured.graphs[index]
+        graph = torch.cuda.CUDAGraph()
+        clear_cublas_workspaces()
         with _no_garbage_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             _set_sync_debug_mode("error")
@@ -131,37 +155,30 @@ class CudaRecorder:
                 run()
             except BaseException as error:
                 clear_frames(error.__traceback__)
+                clear_cublas_workspaces()
                 with suppress(RuntimeError):  # the first error is more informative
                     graph.capture_end()
                 raise
             finally:
                 _set_sync_debug_mode(mode)
+            clear_cublas_workspaces()
             graph.capture_end()
-        return partial(self._captured.replay, index)
+        return partial(self._replay, self._lease, graph)  # Python frees the last argument first
+
+    @staticmethod
+    def _replay(_lease: _StreamLease, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay a graph. As long as it exists, no other recorder gets its stream."""
+        graph.replay()
 
 
-class _CapturedGraphs:
-    """All graphs that were captured on one stream, failed captures included. They are freed together.
-
-    When one graph of a stream is freed, torch frees the stream's workspace for matrix products. The other graphs of the
-    stream would still write to this workspace. So every replay function holds a reference to all graphs of its stream.
-    """
+class _StreamLease:
+    """Use of a capture stream by a recorder and its graphs. It ends when all of them are freed."""
 
     def __init__(self, device: torch.device):
         self._streams = _stream_pool(device)
         self.stream = self._streams.take()
-        self.graphs: list[torch.cuda.CUDAGraph] = []
-
-    def add(self) -> int:
-        """Add an empty graph and return its index."""
-        self.graphs.append(torch.cuda.CUDAGraph())
-        return len(self.graphs) - 1
-
-    def replay(self, index: int) -> None:
-        self.graphs[index].replay()
 
     def __del__(self) -> None:
-        self.graphs.clear()  # free the graphs before another recorder takes the stream
         self._streams.give_back(self.stream)
 
 
@@ -261,6 +278,8 @@ class Graphs:
 
     Attributes:
         attempts: Number of captures that were tried.
+        launches: Number of rounds that were launched because there was too little memory to capture them. Their times
+            say nothing about rounds of this size.
     """
 
     def __init__(self, recorder: Recorder | None, decoder: nn.Module):
@@ -275,6 +294,7 @@ class Graphs:
         self._device = next(decoder.parameters()).device
         self._graphs: dict[Hashable, _Graph | None] = {}  # None if there was too little memory to capture the round
         self.attempts = 0
+        self.launches = 0
 
     @property
     def num_bytes(self) -> int:
@@ -283,8 +303,7 @@ class Graphs:
 
     def is_new(self, key: Hashable) -> bool:
         """Return whether the next round with this key will be captured."""
-        is_known = key in self._graphs or len(self._graphs) >= MAX_GRAPHS
-        return self._recorder is not None and not disabled_reason(self._decoder) and not is_known
+        return self._recorder is not None and not disabled_reason(self._decoder) and key not in self._graphs
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Run a round.
@@ -308,7 +327,9 @@ class Graphs:
             return self._capture(key, launch, state)
         graph = self._graphs.get(key)
         if graph is None or disabled_reason(self._decoder):
+            self.launches += graph is None and key in self._graphs
             return launch()
+        self._graphs[key] = self._graphs.pop(key)  # keeps the order of use
         try:
             graph.replay()
         except Exception as error:
@@ -322,6 +343,11 @@ class Graphs:
     def _capture(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round normally, capture it, and compare the result of its replay."""
         assert self._recorder is not None
+        if not self._recorder.has_memory:
+            self._graphs[key] = None
+            self.launches += 1
+            return launch()
+        self._make_room()
         self.attempts += 1
         parts = state()
         before = [part.clone() for part in parts]
@@ -339,6 +365,12 @@ class Graphs:
             return launch()
         self._graphs[key] = _Graph(replay, report, info)
         return report, info
+
+    def _make_room(self) -> None:
+        """Free the least recently used round if there are `MAX_GRAPHS` captured rounds."""
+        captured = [key for key, graph in self._graphs.items() if graph is not None]
+        if len(captured) >= MAX_GRAPHS:
+            del self._graphs[captured[0]]
 
     def _handle_failure(self, key: Hashable, error: Exception) -> None:
         """Disable graphs after a failed capture.

@@ -19,6 +19,7 @@ import torch
 from ..drafters import Drafter
 from ..kernels.choice import supports_kernels
 from ..models.layers import Decoder
+from ..models.torch_private import product_settings
 from .request import Request
 from .slots import Slots
 
@@ -44,6 +45,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
         rows,
         lengths,
         kernels,
+        tuple(product_settings()),  # a captured round multiplies as when it was captured
         target.decoder.fallback,
         request.loaded.memory_key(),
         drafter and drafter.kind,

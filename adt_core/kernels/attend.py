@@ -115,6 +115,7 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     from .attend_triton import far_chunks, merge
 
     assert near_keys.paths is not None and near_keys.far is not None
+    queries = queries.contiguous()  # the reference of `norm_rope_store` returns a view of queries, keys and values
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
     group = heads // kv_heads
@@ -125,19 +126,20 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     sums = queries.new_empty(rows, kv_heads, chunks, n * group, dim, dtype=torch.float32)
     out = queries.new_empty(len(queries), heads * dim)
     slots = near_keys.paths.shape[2]
+    bounds = choice.aligned(near_keys.far)
+    paths = choice.aligned(near_keys.paths)
     assert slots <= NEAR_BLOCK, slots
     value_offset, row_stride, head_stride = cache.stride()[:3]
     places = row_stride, head_stride, value_offset, dim**-0.5
     sizes = {"DTYPE": choice.triton_dtype(queries.dtype), "GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
-    with choice.launching(queries):
-        far_chunks[chunks, kv_heads, rows](
-            *choice.pointers(queries, cache, near_keys.far, sums, peaks), n, *places,
-            **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
-        )  # fmt: skip
-        merge[rows * n, heads](
-            *choice.pointers(queries, cache, near_keys.paths, sums, peaks, out), n, chunks, end, slots, *places,
-            **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
-        )  # fmt: skip
+    choice.launch(
+        far_chunks, (chunks, kv_heads, rows), (queries, cache, bounds, sums, peaks), n, *places,
+        **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
+    )  # fmt: skip
+    choice.launch(
+        merge, (rows * n, heads), (queries, cache, paths, sums, peaks, out), n, chunks, end, slots, *places,
+        **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
+    )  # fmt: skip
     return out
 
 

@@ -11,6 +11,8 @@ i // GROUP. Queries are stored as [tokens, query heads, WIDTH].
 import triton
 import triton.language as tl
 
+from .pointer_triton import pointer
+
 
 @triton.jit
 def _far_keys(bounds, n):
@@ -62,14 +64,14 @@ def far_chunks(
     The grid is (chunks, key heads, rows). For each query, the kernel writes the weighted sum of the values to `sums`,
     and the largest score and the sum of the weights to `peaks`. Without a visible key it writes only `peaks`.
     """
-    queries = queries.to(tl.pointer_type(DTYPE))
-    cache = cache.to(tl.pointer_type(DTYPE))
+    queries = pointer(queries, DTYPE)
+    cache = pointer(cache, DTYPE)
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     dims = tl.arange(0, PADDED)[None, :]
-    bounds = bounds.to(tl.pointer_type(tl.int64)) + row * n * 2
+    bounds = pointer(bounds, tl.int64) + row * n * 2
     first_seen, until_seen = _far_keys(bounds, n)
     entry = cache + row * cache_row_stride + head * head_stride + columns[:, None] * WIDTH + dims
     inside = ((columns >= first_seen) & (columns < until_seen))[:, None] & (dims < WIDTH)
@@ -87,9 +89,9 @@ def far_chunks(
         block = tl.load(queries + place[:, None] * WIDTH + dims, own, 0.0)
         visible = _sees(bounds + token[:, None] * 2, exists[:, None], columns[None, :])
         part, highest, total = _attend_to_chunk(block, keys, values, visible, scale)
-        at = sums.to(tl.pointer_type(tl.float32)) + (partial + query)[:, None] * WIDTH + dims
+        at = pointer(sums, tl.float32) + (partial + query)[:, None] * WIDTH + dims
         tl.store(at, part, (query < stored)[:, None] & (dims < WIDTH))
-        peak = peaks.to(tl.pointer_type(tl.float32)) + (partial + query) * 2
+        peak = pointer(peaks, tl.float32) + (partial + query) * 2
         tl.store(peak, highest, exists)
         tl.store(peak + 1, total, exists)
 
@@ -135,11 +137,11 @@ def merge(
 
     The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys.
     """
-    queries = queries.to(tl.pointer_type(DTYPE))
-    cache = cache.to(tl.pointer_type(DTYPE))
-    paths = paths.to(tl.pointer_type(tl.int64))
-    sums = sums.to(tl.pointer_type(tl.float32))
-    peaks = peaks.to(tl.pointer_type(tl.float32))
+    queries = pointer(queries, DTYPE)
+    cache = pointer(cache, DTYPE)
+    paths = pointer(paths, tl.int64)
+    sums = pointer(sums, tl.float32)
+    peaks = pointer(peaks, tl.float32)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -163,5 +165,5 @@ def merge(
     shrink = tl.exp(highest - peak)
     result = result * shrink + tl.sum(weights[:, None] * values.to(tl.float32), 0)
     total = total * shrink + tl.sum(weights, 0)
-    at = out.to(tl.pointer_type(DTYPE)) + (token * heads + head) * WIDTH + dims
+    at = pointer(out, DTYPE) + (token * heads + head) * WIDTH + dims
     tl.store(at, (result / total).to(DTYPE), dims < WIDTH)

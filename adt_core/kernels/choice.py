@@ -2,8 +2,9 @@
 
 A kernel is used only if it compiles on this device, gives the values of the reference, gives bitwise equal results
 where the operation requires them, and is fast enough (`Trial.min_speedup`). The result of a trial, the *verdict*, is
-stored for later processes (:mod:`.verdicts`). No trial runs on devices other than NVIDIA GPUs, or if Triton is missing:
-there, the reference is used.
+stored for later processes (:mod:`.verdicts`). A later process compares values and bits again, but measures no times.
+Before the first trial, it writes a marker, so that a crash is not repeated (:mod:`.first_use`). No trial runs on other
+devices than NVIDIA GPUs, or if Triton is missing: there, the reference is used.
 
 A captured round must not run a trial, because a trial waits for the device. The first launch of a round is never
 captured (:mod:`adt_core.engine.graphs`), so all trials are over when the round is captured.
@@ -18,15 +19,17 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..environment import variable
-from ..errors import AdtError, Check, is_out_of_memory, one_line, shown
-from ..models.torch_private import occupy_gpu
+from ..errors import AdtError, Check, command, is_out_of_memory, one_line, shown
+from ..messages import message
+from ..models.torch_private import occupy_gpu, product_settings
 from ..runtime import cached_per_runtime, get_runtime
+from . import first_use
 from .verdicts import Verdict, find_verdict, save_verdict
 
 OPERATIONS = ("attend", "gate", "linear", "norm", "norm_rope_store")
@@ -38,6 +41,13 @@ VARIABLE = "ADT_TREE_KERNELS"
 :data:`OPERATIONS`, separated by commas."""
 MIN_CAPABILITY = (7, 5)
 """Oldest compute capability for which Triton compiles."""
+ALIGNMENT = 16
+"""Number by which the addresses of all operands are divisible. Triton reads 16 bytes at a time only from such
+addresses. torch allocates memory at multiples of 512."""
+NO_FOLDER = "neither the cache folder nor the folder for temporary files can be written"
+"""Reason why kernels are off if no marker can be written."""
+LONGEST_REASON = 200
+"""Maximum number of characters of an error's message in a :class:`KernelError`."""
 TIMED_TURNS = 5
 """Number of times that a trial measures each function. The functions take turns, and the shortest time counts."""
 TIMED_CALLS = 8
@@ -81,6 +91,10 @@ class Trial(NamedTuple):
     min_speedup: float = 1.0
 
 
+TrialMaker = Callable[[], Trial]
+"""Function that returns a trial. It allocates the operands."""
+
+
 class KernelError(RuntimeError):
     """A Triton kernel could not be launched, or a captured round that contains kernels failed.
 
@@ -92,7 +106,13 @@ class KernelError(RuntimeError):
         """Return the error for an exception of Triton, its compilers or the driver, which have no common class."""
         if isinstance(error, cls):
             return error
-        return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
+        return cls(f"{type(error).__name__}: {_last_part(str(error))}".rstrip(".: "))
+
+
+def _last_part(text: str) -> str:
+    """Return the end of a message. Errors of compilers begin with source code or with a command line."""
+    line = one_line(text).strip()
+    return line if len(line) <= LONGEST_REASON else f"... {line[-LONGEST_REASON:]}"
 
 
 def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
@@ -100,11 +120,22 @@ def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
 
     The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
     tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
-    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype
+    (:mod:`.pointer_triton`).
+
+    Raises:
+        ValueError: If an address is not a multiple of :data:`ALIGNMENT`, which the kernels require.
     """
+    if any(operand.data_ptr() % ALIGNMENT for operand in operands):
+        raise ValueError(f"the address of an operand is not a multiple of {ALIGNMENT}")
     if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
         return [operand.data_ptr() for operand in operands]
     return operands
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return a tensor, or a copy if it is a view whose address is not a multiple of :data:`ALIGNMENT`."""
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def triton_dtype(dtype: torch.dtype):
@@ -112,6 +143,24 @@ def triton_dtype(dtype: torch.dtype):
     import triton.language as tl
 
     return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numbers: float, **options: Any) -> None:
+    """Launch a Triton kernel on the device of its first operand.
+
+    Args:
+        kernel: Function with the decorator `triton.jit`.
+        grid: Number of programs in each dimension.
+        operands: Tensors that the kernel reads and writes, its first arguments.
+        *numbers: Its other arguments.
+        **options: Compile-time constants and options of the compiler. `enable_fp_fusion` is fixed, because a user's
+            environment variable (`TRITON_DEFAULT_FP_FUSION`) would otherwise change the rounding.
+
+    Raises:
+        KernelError: If the launch raises an exception that does not report a lack of memory.
+    """
+    with launching(operands[0]):
+        kernel[grid](*pointers(*operands), *numbers, **options, enable_fp_fusion=True)
 
 
 @contextmanager
@@ -130,7 +179,7 @@ def launching(x: Tensor) -> Iterator[None]:
         raise KernelError.of(error) from error
 
 
-def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Trial]) -> bool:
+def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: TrialMaker) -> bool:
     """Return whether to launch the Triton kernel of an operation. The first call for a shape runs a trial.
 
     Args:
@@ -150,14 +199,29 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
     if key not in known:
         operands = ", ".join(str(part).removeprefix("torch.") for part in (x.dtype, *shape))
         verdict = find_verdict(x.device, operation, operands)
-        if verdict is None:
-            _before_trial()
-            verdict = save_verdict(x.device, Verdict(operation, operands, *_decide(trial, x.device)))
+        if verdict is None or verdict.uses_kernel:
+            _before_trial(is_first=verdict is None)
+            if not first_use.begin(x.device):
+                switch_off(NO_FOLDER)
+                return False
+            verdict = _tried(verdict, x.device, operation, operands, trial)
         _log_rejection(verdict)
         known[key] = verdict
     if runtime.recorded_verdicts is not None:
         runtime.recorded_verdicts.add(known[key])
     return known[key].uses_kernel
+
+
+def _tried(stored: Verdict | None, device: torch.device, operation: str, operands: str, trial: TrialMaker) -> Verdict:
+    """Run a trial and return its verdict. If there is a stored verdict, only values and bits are compared."""
+    try:
+        if stored is None:
+            return save_verdict(device, Verdict(operation, operands, *_decide(trial, device)))
+        problem = _problem(trial)
+    except _Cancelled as cancelled:
+        assert cancelled.__cause__ is not None
+        raise cancelled.__cause__ from None
+    return Verdict(operation, operands, False, problem, True) if problem else stored
 
 
 @contextmanager
@@ -179,13 +243,31 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
         runtime.trial_check = None
 
 
-def _before_trial() -> None:
-    """Let the user cancel, and log once why the first image of a model takes longer."""
+def _before_trial(is_first: bool) -> None:
+    """Let the user cancel, and tell once why the first image of a model takes longer.
+
+    Args:
+        is_first: Whether no process has tried the kernel yet.
+    """
     runtime = get_runtime()
     if runtime.trial_check is not None:
         runtime.trial_check()
-    if runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
-        _log.info("Compiling and trying Triton kernels, once for this GPU and these versions of its software.")
+    if is_first and runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
+        (runtime.notify or _log.info)(message("device.compiling"))
+
+
+class _Cancelled(BaseException):
+    """Carries an exception of the cancellation callback out of a trial, where it would count as a fault."""
+
+
+def _check_cancelled() -> None:
+    check = get_runtime().trial_check
+    if check is None:
+        return
+    try:
+        check()
+    except Exception as error:
+        raise _Cancelled from error
 
 
 def switch_off(reason: str) -> None:
@@ -194,6 +276,17 @@ def switch_off(reason: str) -> None:
     if not runtime.kernel_failure:
         runtime.kernel_failure = reason
         _log.warning("Triton kernels are off until the program ends, so images take longer: %s.", reason)
+
+
+def follow_settings() -> None:
+    """Forget the results of all trials if settings of matrix products have changed since the last decoding."""
+    runtime = get_runtime()
+    settings = product_settings()
+    if runtime.product_settings not in (None, settings):
+        runtime.kernel_verdicts.clear()
+        runtime.kernel_choices.clear()
+        runtime.equal_products.clear()
+    runtime.product_settings = settings
 
 
 def _log_rejection(verdict: Verdict) -> None:
@@ -222,6 +315,28 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
 
 
+@contextmanager
+def watched(device: torch.device) -> Iterator[None]:
+    """Decode in the block. If it ends with an error of the device, let no process use kernels on this device again.
+
+    Raises:
+        AdtError: If the device fails, and kernels were launched. A kernel that writes to a wrong address makes all
+            later operations of the process fail.
+    """
+    if has_launched(device):
+        first_use.begin(device)
+    try:
+        with first_use.watched(device):
+            yield
+    except RuntimeError as error:
+        if not (first_use.is_device_error(error) and has_launched(device)):
+            raise
+        raise AdtError(
+            f"The GPU has failed ({one_line(str(error))[:LONGEST_REASON]}), and works again after a restart of this "
+            f"program; if a Triton kernel is the cause, set the environment variable {VARIABLE} to 0."
+        ) from error
+
+
 def has_launched(device: torch.device) -> bool:
     """Return whether operations may have launched kernels on a device."""
     return supports_kernels(device) and any(verdict.uses_kernel for verdict in verdicts())
@@ -232,9 +347,20 @@ def supports_kernels(device: torch.device) -> bool:
     return not missing_support(device)
 
 
-def missing_support(device: torch.device) -> str:
-    """Return the reason why no Triton kernel can run on a device; "" if kernels can run."""
-    return _missing_support(device) or get_runtime().kernel_failure
+def missing_support(device: torch.device, operation: str = "") -> str:
+    """Return the reason why no Triton kernel can run on a device; "" if kernels can run.
+
+    Args:
+        operation: Operation that must be enabled; "" if any is enough.
+    """
+    if reason := _missing_support(device) or get_runtime().kernel_failure:
+        return reason
+    return f"{VARIABLE} does not contain {operation}" if operation and operation not in enabled_operations() else ""
+
+
+def failure(device: torch.device, trial: TrialMaker) -> str:
+    """Compare values and bits of a kernel outside of a choice. Return the reason why it can't be used, or ""."""
+    return _problem(trial) if first_use.begin(device) else NO_FOLDER
 
 
 @cached_per_runtime
@@ -266,6 +392,10 @@ def _missing_support(device: torch.device) -> str:
         return "the compute capability of the GPU is too low"
     if not has_triton():
         return "Triton is not installed"
+    if first_use.has_crashed(device):
+        reason = f"a program ended during its first image with them; {command('doctor --kernels')} tries them again"
+        _log.warning("Triton kernels are off on this GPU, so images take longer: %s.", reason)
+        return reason
     allocator = torch.cuda.get_allocator_backend()
     failed = None if allocator == "native" else find_verdict(device, CAPTURES, allocator)
     return f"with the allocator {allocator}, they could not be captured ({failed.reason})" if failed else ""
@@ -286,7 +416,7 @@ def has_triton() -> bool:
     return True
 
 
-def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str, bool]:
+def _decide(trial: TrialMaker, device: torch.device) -> tuple[bool, str, bool]:
     """Run a trial. Return the last three values of a verdict: `uses_kernel`, `reason` and `is_fault`."""
     try:
         comparisons = trial()
@@ -304,14 +434,26 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
     return False, f"PyTorch is {1 / speedup:.2f} times as fast", False
 
 
+def _problem(trial: TrialMaker) -> str:
+    """Compare values and bits; return the reason why the kernel can't be used, or ""."""
+    try:
+        return _wrong_result(trial())
+    except Exception as error:  # as in `_decide`
+        if is_out_of_memory(error):
+            raise
+        return str(KernelError.of(error))
+
+
 def _wrong_result(trial: Trial) -> str:
     """Return the first difference that the trial forbids, or ""."""
     for kernel, reference, _ in trial.cases:
+        _check_cancelled()  # each case may compile another version, which takes 4 to 20 seconds
         expected = reference().double()
         difference = (kernel().double() - expected).abs().max()
         if not difference <= trial.tolerance * expected.abs().max():  # also if the difference is NaN
             return f"its values differ from PyTorch's by {float(difference):.2g}"
     for description, one, other in trial.equal_results():
+        _check_cancelled()
         if not one.equal(other):
             return f"its results for {description} are not bitwise equal"
     return ""

@@ -41,18 +41,16 @@ def kernel(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Te
     """Compute :func:`gate` with one Triton kernel."""
     from triton import cdiv
 
-    from .gate_triton import gate as launch
+    from .gate_triton import gate as gated
 
     gate_up = gate_up.contiguous()
     rows = len(gate_up)
     columns = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, columns)
-    with choice.launching(gate_up):
-        launch[rows if used_rows is None else used_rows, cdiv(columns, BLOCK)](
-            *choice.pointers(gate_up, out), columns,
-            DTYPE=choice.triton_dtype(gate_up.dtype), IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK,
-            num_warps=4,
-        )  # fmt: skip
+    grid = rows if used_rows is None else used_rows, cdiv(columns, BLOCK)
+    is_gelu = activation == "gelu_pytorch_tanh"
+    dtype = choice.triton_dtype(gate_up.dtype)
+    choice.launch(gated, grid, (gate_up, out), columns, DTYPE=dtype, IS_GELU=is_gelu, BLOCK=BLOCK, num_warps=4)
     return out
 
 

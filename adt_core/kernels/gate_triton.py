@@ -3,14 +3,16 @@
 import triton
 import triton.language as tl
 
+from .pointer_triton import pointer
+
 
 @triton.jit
 def gate(
     gate_up: "*i8", out: "*i8", columns, DTYPE: tl.constexpr, IS_GELU: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Multiply activated gates by their values. The grid is (rows, blocks of columns)."""
-    gate_up = gate_up.to(tl.pointer_type(DTYPE))
-    out = out.to(tl.pointer_type(DTYPE))
+    gate_up = pointer(gate_up, DTYPE)
+    out = pointer(out, DTYPE)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = at < columns

@@ -182,8 +182,7 @@ def kernel(
     operands = x, stored, scale, y, y
     sizes = used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
-    with choice.launching(x):
-        _launch(blocks, STORED[weight.dtype], operands, sizes, plus is not None)
+    _launch(blocks, STORED[weight.dtype], operands, sizes, plus is not None)
     return y
 
 
@@ -204,10 +203,10 @@ def _launch(blocks: Blocks, stored: str, operands: tuple[Tensor, ...], sizes: tu
         num_stages=blocks.stages,
     )
     if stored == "int4":
-        int4_kernel[grid](*choice.pointers(*operands), *sizes, GROUP=blocks.inputs, **options)
+        choice.launch(int4_kernel, grid, operands, *sizes, GROUP=blocks.inputs, **options)
     else:
         is_fp8 = stored == "fp8"
-        linear_kernel[grid](*choice.pointers(*operands), *sizes, IS_FP8=is_fp8, BLOCK_K=blocks.inputs, **options)
+        choice.launch(linear_kernel, grid, operands, *sizes, IS_FP8=is_fp8, BLOCK_K=blocks.inputs, **options)
 
 
 def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None, alternative: Product) -> bool:

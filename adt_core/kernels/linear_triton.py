@@ -20,6 +20,8 @@ Arguments of both kernels:
 import triton
 import triton.language as tl
 
+from .pointer_triton import pointer
+
 
 @triton.jit(do_not_specialize=["used_rows"])
 def linear_kernel(
@@ -29,9 +31,9 @@ def linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Multiply by an int8 or fp8 weight."""
-    x = x.to(tl.pointer_type(DTYPE))
-    weight = weight.to(tl.pointer_type(tl.uint8 if IS_FP8 else tl.int8))
-    scale = scale.to(tl.pointer_type(tl.float32))
+    x = pointer(x, DTYPE)
+    weight = pointer(weight, tl.uint8 if IS_FP8 else tl.int8)
+    scale = pointer(scale, tl.float32)
     rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
@@ -66,10 +68,10 @@ def int4_kernel(
     HALF: tl.constexpr = GROUP // 2
     rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, HALF)
-    x_block = x.to(tl.pointer_type(DTYPE)) + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
-    weight = weight.to(tl.pointer_type(tl.uint8))
+    x_block = pointer(x, DTYPE) + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight = pointer(weight, tl.uint8)
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
-    scale = scale.to(tl.pointer_type(tl.int16)) + columns
+    scale = pointer(scale, tl.int16) + columns
     zero_points = tl.cdiv(inputs, GROUP) * outputs
     is_row = (rows < used_rows)[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -154,6 +156,6 @@ def _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE: tl.constexp
     places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
     is_inside = (rows < used_rows)[:, None] & (columns < outputs)[None, :]
     if HAS_PLUS:
-        plus = plus.to(tl.pointer_type(DTYPE))
+        plus = pointer(plus, DTYPE)
         total += tl.load(plus + places, is_inside, 0.0).to(tl.float32)
-    tl.store(y.to(tl.pointer_type(DTYPE)) + places, total.to(DTYPE), is_inside)
+    tl.store(pointer(y, DTYPE) + places, total.to(DTYPE), is_inside)

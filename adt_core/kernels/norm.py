@@ -76,12 +76,11 @@ def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, us
     out = torch.empty_like(x) if plus is None else plus
     rows, columns = x.shape
     block = next_power_of_2(columns)
-    with choice.launching(x):
-        rms_norm[rows if used_rows is None else used_rows,](
-            *choice.pointers(x, weight, out if plus is None else plus, out), columns, eps,
-            DTYPE=choice.triton_dtype(x.dtype), HAS_PLUS=plus is not None, BLOCK=block,
-            num_warps=min(max(block // 512, 1), 8),
-        )  # fmt: skip
+    choice.launch(
+        rms_norm, (rows if used_rows is None else used_rows,), (x, weight, out, out), columns, eps,
+        DTYPE=choice.triton_dtype(x.dtype), HAS_PLUS=plus is not None, BLOCK=block,
+        num_warps=min(max(block // 512, 1), 8),
+    )  # fmt: skip
     return out
 
 

@@ -114,7 +114,7 @@ def kernel(
     """Compute :func:`norm_rope_store` with one Triton kernel. Sums are computed in float32 and rounded once."""
     from triton import next_power_of_2
 
-    from .norm_rope_store_triton import norm_rope_store as launch
+    from .norm_rope_store_triton import norm_rope_store as kernel_of_heads
 
     _, rows, kv_heads, _, dim = cache.shape
     heads = qkv.shape[1] - 2 * kv_heads
@@ -123,20 +123,18 @@ def kernel(
     queries = qkv.new_empty(len(qkv), heads, dim)
     bias, norm_weight, norm_bias = (qkv if given is None else given for given in projection)
     has_positions = isinstance(cache_position, Tensor)
-    positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
+    positions = choice.aligned(cache_position.contiguous()) if isinstance(cache_position, Tensor) else qkv
     start = cache_position.start if isinstance(cache_position, slice) else 0
     value_offset, row_stride, head_stride = cache.stride()[:3]
-    with choice.launching(qkv):
-        launch[rows * n, heads + 2 * kv_heads](
-            *choice.pointers(
-                qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions
-            ),
-            n, start, row_stride, head_stride, value_offset, EPS,
-            DTYPE=choice.triton_dtype(qkv.dtype),
-            HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
-            HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
-            num_warps=WARPS,
-        )  # fmt: skip
+    choice.launch(
+        kernel_of_heads, (rows * n, heads + 2 * kv_heads),
+        (qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions),
+        n, start, row_stride, head_stride, value_offset, EPS,
+        DTYPE=choice.triton_dtype(qkv.dtype),
+        HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
+        HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
+        num_warps=WARPS,
+    )  # fmt: skip
     return queries
 
 

@@ -3,11 +3,13 @@
 import triton
 import triton.language as tl
 
+from .pointer_triton import pointer
+
 
 @triton.jit
 def _load(numbers, place, exists, DTYPE: tl.constexpr):
     """Return the numbers at `place` in float32."""
-    return tl.load(numbers.to(tl.pointer_type(DTYPE)) + place, exists, 0.0).to(tl.float32)
+    return tl.load(pointer(numbers, DTYPE) + place, exists, 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -37,8 +39,8 @@ def norm_rope_store(
 
     The grid is (tokens of all rows, all heads): the query heads, then the key heads, then the value heads.
     """
-    cache = cache.to(tl.pointer_type(DTYPE))
-    positions = positions.to(tl.pointer_type(tl.int64))
+    cache = pointer(cache, DTYPE)
+    positions = pointer(positions, tl.int64)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     first = token * (HEADS + 2 * KEY_HEADS) * WIDTH
@@ -59,7 +61,7 @@ def norm_rope_store(
         x += other * _load(sin, token * WIDTH + dims, exists, DTYPE)
     x = x.to(DTYPE)
     if head < HEADS:
-        tl.store(queries.to(tl.pointer_type(DTYPE)) + (token * HEADS + head) * WIDTH + dims, x, exists)
+        tl.store(pointer(queries, DTYPE) + (token * HEADS + head) * WIDTH + dims, x, exists)
     else:
         row = token // n
         column = tl.load(positions + token) if HAS_POSITIONS else start + token - row * n

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .pointer_triton import pointer
+
 
 @triton.jit
 def rms_norm(
@@ -10,10 +12,10 @@ def rms_norm(
     DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the RMS norm of one row, and add `plus` if there is one. The grid is (rows)."""
-    x = x.to(tl.pointer_type(DTYPE))
-    weight = weight.to(tl.pointer_type(DTYPE))
-    plus = plus.to(tl.pointer_type(DTYPE))
-    out = out.to(tl.pointer_type(DTYPE))
+    x = pointer(x, DTYPE)
+    weight = pointer(weight, DTYPE)
+    plus = pointer(plus, DTYPE)
+    out = pointer(out, DTYPE)
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, BLOCK)
     exists = at < columns

@@ -2,17 +2,21 @@
 
 Kernel and reference round differently, so a seed gives the same image in two processes only if both make the same
 choice. A trial measures times, and two trials of equally fast operations can end differently. So the first trial of a
-kernel on a device decides for all later processes, until the GPU or a library changes.
+kernel on a device decides for all later processes, until the GPU, a library, its settings or a kernel changes.
 """
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from .. import cache_folder
-from ..models.torch_private import cuda_driver_version, reduced_precision_settings
+from ..files import opened
+from ..models.torch_private import cuda_driver_version, product_settings
+from ..runtime import cached_per_runtime
 from ..version import VERSION
 
 KIND = "kernels"
@@ -41,7 +45,7 @@ class Verdict(NamedTuple):
 
 def find_verdict(device: torch.device, operation: str, operands: str) -> Verdict | None:
     """Return the stored verdict of an operation on a device; None if there is none."""
-    match _read(_environment(device)).get(f"{operation}, {operands}"):
+    match _read(environment(device)).get(f"{operation}, {operands}"):
         case {"kernel": bool(uses_kernel), "reason": str(reason)}:
             return Verdict(operation, operands, uses_kernel, reason)
     return None
@@ -59,26 +63,36 @@ def save_verdict(device: torch.device, verdict: Verdict) -> Verdict:
         return verdict
     if found := find_verdict(device, verdict.operation, verdict.operands):
         return found
-    environment = _environment(device)
+    where = environment(device)
     entry = {f"{verdict.operation}, {verdict.operands}": {"kernel": verdict.uses_kernel, "reason": verdict.reason}}
-    stored = _read(environment) | entry
+    stored = _read(where) | entry
     if len(stored) <= MAX_STORED:
-        cache_folder.write(KIND, environment, {"name": environment, "verdicts": stored})
+        cache_folder.write(KIND, where, {"name": where, "verdicts": stored})
     return verdict
 
 
-def _read(environment: str) -> dict:
+def _read(where: str) -> dict:
     """Return the verdicts that are stored for an environment, by operation and operands. They are not checked."""
-    match cache_folder.read(KIND, environment):
-        case {"name": str(name), "verdicts": dict(verdicts)} if name == environment:
+    match cache_folder.read(KIND, where):
+        case {"name": str(name), "verdicts": dict(verdicts)} if name == where:
             return verdicts
     return {}
 
 
-def _environment(device: torch.device) -> str:
+def environment(device: torch.device) -> str:
     """Return everything, apart from the operands, that determines the results and the times of a trial."""
     import triton
 
     gpu = torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device), cuda_driver_version()
-    versions = VERSION, torch.__version__, torch.version.cuda, triton.__version__
-    return ", ".join(map(str, (*gpu, *versions, *reduced_precision_settings())))
+    versions = VERSION, code_digest(), torch.__version__, torch.version.cuda, triton.__version__
+    return ", ".join(map(str, (*gpu, *versions, torch.cuda.get_allocator_backend(), *product_settings())))
+
+
+@cached_per_runtime
+def code_digest() -> str:
+    """Return a hash of the files of this package, which contain the kernels and the functions that launch them."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        with opened(path) as file:
+            digest.update(file.read())
+    return digest.hexdigest()[:16]

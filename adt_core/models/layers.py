@@ -159,10 +159,22 @@ def _product_by_torch(
     is_widened = not _has_fast_product(weight) and _is_cpu_inference(x) and x.dtype != torch.float64
     if is_widened or weight.dtype == QUANTISED["int4"]:
         return _plus(_piecewise(x.float() if is_widened else x, weight, scale, tile, tokens).to(x.dtype), plus)
-    if not tile or scale is not None and has_exact_sums(x, weight):
+    if not tile:
         return _multiply(weight, scale, x, plus)
+    if scale is not None and has_exact_sums(x, weight):  # sums of integers need no tile, so no padding
+        return _multiply_used_rows(weight, scale, x, plus, tokens)
     kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
     return tiled_matmul(partial(_multiply, weight, scale), x, plus, tile, kind, tokens)
+
+
+def _multiply_used_rows(weight: Tensor, scale: Tensor, x: Tensor, plus: Tensor | None, tokens: int | None) -> Tensor:
+    """Compute :func:`product` for the rows that are not padding."""
+    if tokens is None or tokens == len(x) or torch.is_grad_enabled():
+        return _multiply(weight, scale, x, plus)
+    if plus is not None:
+        _multiply(weight, scale, x[:tokens], plus[:tokens])  # adds to `plus`
+        return plus
+    return F.pad(_multiply(weight, scale, x[:tokens], None), (0, 0, 0, len(x) - tokens))
 
 
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:

@@ -87,7 +87,7 @@ def load_target(
     Raises:
         AdtError: If the files are damaged, don't contain a supported model, or the device does not support the weights.
     """
-    check_device(weights, torch.device(device))
+    check_device(weights, torch.device(device), dtype)
     checkpoint = open_checkpoint(path)
     refuse_kind(checkpoint)
     family = family_of(checkpoint)

@@ -10,36 +10,82 @@ to images decoded without drafts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..kernels import choice
+from ..kernels import choice, linear
+from ..kernels.verdicts import Verdict
+from ..runtime import cached_per_runtime
 from . import int4
 from .config import QUANTISED
 from .layers import MATRICES, Decoder
 
 
-def check_device(weights: str | None, device: torch.device) -> None:
+def check_device(weights: str | None, device: torch.device, dtype: torch.dtype) -> None:
     """Check that a device can multiply by quantised weights in a reasonable time.
 
-    Without Triton, an NVIDIA GPU would convert int4 weights to half precision before each product. It would write and
-    read more than 10 bytes per weight in each step, so a step of a 7B model would take 150 to 220 ms on an RTX 3060
+    Without the Triton kernel, a GPU would convert int4 weights to half precision before each product. It would write
+    and read more than 10 bytes per weight in each step, so a step of a 7B model would take 150 to 220 ms on an RTX 3060
     (computed, not measured). PyTorch's own int4 product would store (8 - zero point) * step in bfloat16, which
-    rounds it, and its order of sums is not documented.
+    rounds it, and its order of sums is not documented. So a small product is computed with the kernel.
 
     Args:
         weights: "int8", "fp8" or "int4"; None if the weights are not quantised.
-        device: Device on which the weights are or will be.
+        device: Device that will multiply by the weights.
+        dtype: Dtype of the activations.
 
     Raises:
-        AdtError: If the weights are int4, and the device is an NVIDIA GPU, and Triton is not installed.
+        AdtError: If the weights are int4, and the kernel can't be used on the device, which is no CPU.
     """
-    if weights == "int4" and choice.is_nvidia(device) and not choice.has_triton():
-        raise AdtError(
-            "The weights are int4, which on an NVIDIA GPU needs the Python package triton (on Windows triton-windows), "
-            "and it is not installed; choose int8 weights, or install it."
-        )
+    if weights == "int4" and device.type not in ("cpu", "meta"):
+        problem = choice.missing_support(device, "linear") or _int4_problem(device, dtype)
+        if problem:
+            raise _int4_error(problem)
+
+
+def check_products(weights: str | None, verdicts: Iterable[Verdict]) -> None:
+    """Check that the kernel has no fault with the weights of a model.
+
+    Args:
+        weights: As in :func:`check_device`.
+        verdicts: Results of the trials of all operations; empty on devices without kernels.
+
+    Raises:
+        AdtError: If the weights are int4, and the kernel failed or gave a wrong result for one of them.
+    """
+    faults = [it.reason for it in verdicts if it.operation == "linear" and it.is_fault]
+    if weights == "int4" and faults:
+        raise _int4_error(faults[0])
+
+
+def _int4_error(problem: str) -> AdtError:
+    triton = " (on Windows the package triton-windows)" if "Triton is not installed" in problem else ""
+    return AdtError(
+        f"The weights are int4, which on a GPU needs a Triton kernel{triton}, and it can't be used: {problem}; choose "
+        "int8 weights."
+    )
+
+
+@cached_per_runtime
+def _int4_problem(device: torch.device, dtype: torch.dtype) -> str:
+    """Return the reason why the kernel does not multiply by a small int4 weight, or ""."""
+    if dtype not in linear.TOLERANCE:
+        return f"it multiplies bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    matrix = torch.randn(2 * int4.GROUP, 32, generator=torch.Generator().manual_seed(0))
+    with choice.watched(device), torch.inference_mode():
+        return choice.failure(device, partial(_small_trial, matrix, device, dtype))
+
+
+def _small_trial(matrix: Tensor, device: torch.device, dtype: torch.dtype) -> choice.Trial:
+    stored, scale = int4.empty(*matrix.shape, device)
+    store(stored, scale, matrix)
+    x = torch.ones(1, len(matrix), dtype=dtype, device=device)
+    case = choice.Case(partial(linear.kernel, x, stored, scale), partial(linear.reference, x, stored, scale))
+    return choice.Trial([case], linear.TOLERANCE[dtype], tuple)
 
 
 def quantise(decoder: Decoder, kind: str) -> None:

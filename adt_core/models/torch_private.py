@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..environment import variable
+
 attention = getattr(torch._C._nn, "scaled_dot_product_attention", None) or torch.ops.aten.scaled_dot_product_attention
 """torch's own function, also if another program has replaced it in `torch.nn.functional`."""
 _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -106,16 +108,32 @@ def cuda_driver_version() -> int:
     return 0 if version is None else version()
 
 
-def reduced_precision_settings() -> list[str]:
-    """Return the names of active torch settings that reduce the precision of matrix products on a GPU.
+def product_settings() -> list[str]:
+    """Return the unusual settings of torch and cuBLAS that change the results or the times of products on a GPU.
 
-    For example, ComfyUI's option `--fast` activates such settings.
+    For example, ComfyUI's option `--fast` activates such settings. Other node packs change some of them while the
+    process runs.
     """
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # first: since 2.9
     settings = {"TF32": precision in ("tf32", "high", "medium")}
     settings["accumulation in fp16"] = getattr(matmul, "allow_fp16_accumulation", False)  # since torch 2.7
+    for kind in ("fp16", "bf16"):
+        allowed = getattr(matmul, f"allow_{kind}_reduced_precision_reduction", True)
+        settings[f"no reduced-precision sums in {kind}"] = allowed is not True
+    library = getattr(torch.backends.cuda, "preferred_blas_library", lambda: "")()  # since torch 2.2
+    name = str(library).rpartition(".")[2]
+    settings[f"products by {name}"] = name not in ("", "Cublas", "Default")
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        settings[f"{name} = {variable(name)}"] = bool(variable(name))
     return [name for name, is_active in settings.items() if is_active]
+
+
+def clear_cublas_workspaces() -> None:
+    """Free the memory that cuBLAS has allocated for all streams. It allocates new memory at its next product."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # torch without CUDA lacks it
+    if clear is not None:
+        clear()
 
 
 def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,8 @@ PARTS = {
 returns the cases, or the function whose name follows a colon."""
 ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
-"""Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it."""
+"""Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it. If less time is
+left, the part is left out."""
 MIN_SILENCE = 120.0
 """Seconds that a case may run without output before its process is stopped. `MAX_SILENCE_SHARE` may allow more."""
 MAX_SILENCE_SHARE = 1 / 3
@@ -68,6 +70,7 @@ MAX_SILENCE_SHARE = 1 / 3
 ENDED = "ended"
 FAILED = "failed"
 CUT = "cut off at its limit"
+LEFT_OUT = "left out, because the time was over"
 
 
 def run_worker(
@@ -95,7 +98,13 @@ def run_worker(
     with log.open("ab") as output:
         environment = {**os.environ, **variables}
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         while (now := time.monotonic()) < min(end, silence_end):
             try:
@@ -106,12 +115,20 @@ def run_worker(
                     size = new_size
                     silence_end = time.monotonic() + silence
                     on_output()
-        process.kill()
+        _kill(process)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
             pass  # a process that hangs in the driver can't be killed; continue without waiting
         return None
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """Kill a worker and, except on Windows, the processes that it has started, which would slow down the next part."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
 def read_entries(file: Path) -> list[dict]:
@@ -238,8 +255,11 @@ def measure(minutes: float, output: Path, rehearse: bool, only: Sequence[str] | 
         variables = {CACHE: str(Path(folder) / "cache")}  # results must not depend on earlier runs
         for name, (module, limit) in parts.items():
             left = end - time.monotonic()
-            seconds = max(MIN_SECONDS, min(left, limit * max(left / needed, 1)))
+            seconds = min(left, max(MIN_SECONDS, limit * max(left / needed, 1)))
             needed -= limit
+            if left < MIN_SECONDS:
+                store(name, {"status": LEFT_OUT, "seconds": 0.0, "limit": 0.0} | _results([], []))
+                continue
             print(f"{name}, at most {seconds:.0f} s ...", flush=True)
             part = run_part(module, seconds, Path(folder), rehearse, partial(store, name), variables)
             store(name, part)

@@ -39,8 +39,14 @@ START = 100
 
 @contextmanager
 def kernels(on: bool) -> Iterator[None]:
-    """Allow or forbid Triton kernels within the block. All trials run again, as in a process that has just started."""
-    with mock.patch.dict(os.environ, {VARIABLE: str(int(on))}), new_runtime():
+    """Allow or forbid Triton kernels within the block. All trials run again, as in a process that has just started.
+
+    Args:
+        on: Whether the kernels that the environment variable allows are used; all kernels if it is not set. The part
+            `smoke` excludes kernels that have failed.
+    """
+    allowed = os.environ.get(VARIABLE, "1") if on else "0"
+    with mock.patch.dict(os.environ, {VARIABLE: allowed}), new_runtime():
         yield
 
 

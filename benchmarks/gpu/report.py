@@ -12,7 +12,12 @@ REHEARSAL = """# Rehearsal with small random models on {device}; not a GPU measu
 Only *tokens* uses the bundled model here. In the other tables, the bundled model and the published models are replaced
 by small random ones."""
 TITLE = "# Measured on {device}"
-STATUS = {"ended": "Completed", "failed": "Failed", "cut off at its limit": "Stopped at its time limit"}
+STATUS = {
+    "ended": "Completed",
+    "failed": "Failed",
+    "cut off at its limit": "Stopped at its time limit",
+    "left out, because the time was over": "Left out, because the time was over,",
+}
 """Texts for the status of a part."""
 
 

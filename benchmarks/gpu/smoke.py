@@ -1,9 +1,12 @@
 """Short decodings with one Triton kernel at a time and with each allocator, each in a process of its own.
 
 A kernel can fail in ways that end its process or even its device context, and an error in a captured round depends on
-the allocator. So this part runs first. The benchmark switches the kernels that fail here off for all later parts.
+the allocator. So this part runs first. The benchmark switches the kernels that fail here off for all later parts. A
+kernel also fails if its trial finds a fault, or if the engine falls back to slower operations. Each process has a cache
+folder of its own: several processes share the device, so the times of their trials must not be stored.
 
 - *Used*: the kernel passed its trial, or the reason why it did not.
+- *Exact mode*: "as usual", or the fallback that the check of the batch-invariant mode has chosen.
 - *Equal*: plain decoding, and network and window, gave the same tokens with the kernel.
 - *Kernels* and *graphs*: "on", or the reason why they were switched off.
 """
@@ -14,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +26,7 @@ from pathlib import Path
 import torch
 
 from adt_core import Target, load_drafter, load_target
+from adt_core.cache_folder import VARIABLE as CACHE
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import OPERATIONS, VARIABLE, missing_support, verdicts
 from adt_core.policies import PLAIN
@@ -59,6 +64,8 @@ def smoke(operation: str, weights: str, rehearse: bool) -> dict:
     both = (plain >= 0) & (drafted >= 0)
     found = [verdict for verdict in verdicts() if verdict.operation == operation]
     rejected = [verdict.reason for verdict in found if not verdict.uses_kernel]
+    faults = [verdict.reason for verdict in found if verdict.is_fault]
+    remarks = [decoding.exact.remark for decoding in decodings if decoding.exact.remark]
     used = bool(found) and not rejected
     missing = missing_support(target.decoder.embedding.device)
     return {
@@ -66,8 +73,17 @@ def smoke(operation: str, weights: str, rehearse: bool) -> dict:
         "equal": bool((plain == drafted)[both].all()),
         "kernels": get_runtime().kernel_failure or "on",
         "graphs": disabled_reason(target.decoder) or "on",
+        "exact mode": (remarks or ["as usual"])[0],
+        "fault": (faults or ["none"])[0],
         "tokens compared": int(both.sum()),
     }
+
+
+def failure_of(row: dict) -> str:
+    """Return why a kernel counts as failed, or ""."""
+    healthy = {"kernels": "on", "graphs": "on", "fault": "none", "exact mode": "as usual"}
+    problems = [f"{name}: {row[name]}" for name, value in healthy.items() if row[name] != value]
+    return (problems + [""] * row["equal"] + ["drafting changed the tokens"])[0]
 
 
 def _process(operation: str, weights: str, allocator: str, rehearse: bool) -> list[dict]:
@@ -75,11 +91,13 @@ def _process(operation: str, weights: str, allocator: str, rehearse: bool) -> li
     what = {"what": f"{operation}, {weights or 'bf16'}, {allocator}", "operation": operation}
     head = {"table": TABLE, "operation": operation, "weights": weights or "bf16", "allocator": allocator}
     command = [sys.executable, "-m", "benchmarks.gpu.smoke", operation, weights, *["rehearse"] * rehearse]
-    variables = {**os.environ, VARIABLE: operation, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}"}
+    chosen = {VARIABLE: operation, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}"}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SECONDS)
+        with tempfile.TemporaryDirectory() as folder:
+            variables = {**os.environ, **chosen, CACHE: folder}
+            done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SECONDS)
         row = head | json.loads(done.stdout.splitlines()[-1])
-        error = row["kernels"] if row["kernels"] != "on" else "" if row["equal"] else "drafting changed the tokens"
+        error = failure_of(row)
         return [row, what | {"error": error}] if error else [row]
     except (IndexError, json.JSONDecodeError):
         lines = [line for line in done.stderr.splitlines() if line.strip()]

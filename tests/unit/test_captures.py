@@ -1,7 +1,8 @@
 """Tests of CUDA graphs and their capture streams, with a fake driver instead of CUDA.
 
-The fake driver cycles through 32 streams, like torch. If one graph of a stream is freed, the driver frees the workspace
-of this stream. Replaying another graph of the same stream would then write to freed memory.
+The fake driver cycles through 32 streams, like torch. A product allocates a workspace for its stream, unless the stream
+has one. If one graph of a stream is freed, the driver frees the workspace of this stream. If the workspace was
+allocated before a capture, replaying the captured graph would then write to freed memory.
 """
 
 import gc
@@ -37,25 +38,26 @@ class FakeStream:
 
 
 class FakeGraph:
-    """Graph whose replay fails if its workspace has been freed."""
+    """Graph with products. Its replay fails if its workspace has been freed."""
 
     alive = weakref.WeakSet()
 
     def capture_begin(self, pool, capture_error_mode):
         self.stream = FakeDriver.streams[-1]
         self.stale = False
+        self.is_workspace_outside = self.stream in FakeDriver.workspaces
         self.alive.add(self)
+        FakeDriver.workspaces.add(self.stream)
 
     def capture_end(self):
         FakeDriver.collecting.append(gc.isenabled())
+        assert self.stream not in FakeDriver.workspaces, "the next product would use the workspace of the graph"
 
     def replay(self):
         assert not self.stale, "a replay on a freed workspace"
 
     def __del__(self):
-        for other in self.alive:
-            if other is not self and other.stream == self.stream:
-                other.stale = True
+        FakeDriver.clear([self.stream])
 
 
 class FakeDriver:
@@ -64,12 +66,22 @@ class FakeDriver:
     Attributes:
         streams: Current stream.
         free: Number of free bytes that each query returns.
+        workspaces: Streams that have a workspace.
         collecting: For each capture, whether garbage collection was enabled at its end.
     """
 
     streams: list[FakeStream] = []
-    free: Iterator[int] = itertools.repeat(0)
+    free: Iterator[int] = itertools.repeat(2**40)
+    workspaces: set[FakeStream] = set()
     collecting: list[bool] = []
+
+    @classmethod
+    def clear(cls, streams=None):
+        """Free the workspaces of some streams, or of all."""
+        cleared = cls.workspaces if streams is None else set(streams)
+        for graph in FakeGraph.alive:
+            graph.stale |= graph.is_workspace_outside and graph.stream in cleared
+        cls.workspaces = cls.workspaces - cleared
 
     @classmethod
     def stream(cls, stream):
@@ -93,6 +105,8 @@ def driver(runtime, monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(FakeStream, "handles", itertools.count())
     FakeDriver.collecting = []
+    FakeDriver.workspaces = set()
+    monkeypatch.setattr(graphs, "clear_cublas_workspaces", FakeDriver.clear)
     gc.collect()  # frees graphs of other tests, which used the same streams
     return backend
 
@@ -198,9 +212,50 @@ def test_a_failed_capture_disables_graphs_of_its_model_only(device):
     assert not captured.is_new("another round") and other.is_new("another round")
 
 
-def test_memory_of_captures_is_measured_and_bounded(device, monkeypatch):
+def test_memory_of_captures_is_measured(device, monkeypatch):
     monkeypatch.setattr(FakeDriver, "free", itertools.count(100, -1))
     captured = Graphs(CudaRecorder(device), torch.nn.Linear(1, 1))
-    for key in range(graphs.MAX_GRAPHS + 2):
-        captured(key, lambda: (torch.zeros(1), None), list)
-    assert captured.num_bytes == captured.attempts == graphs.MAX_GRAPHS
+    for key in range(5):
+        captured(key, zeros, list)
+    assert captured.num_bytes == captured.attempts == 5
+
+
+def zeros():
+    return torch.zeros(1), None
+
+
+def test_the_least_recently_used_round_is_freed(device, monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    others = set(FakeGraph.alive)
+    captured = Graphs(CudaRecorder(device), torch.nn.Linear(1, 1))
+    for key in (0, 1, 2, 0, 3):
+        captured(key, zeros, list)
+    assert [captured.is_new(key) for key in range(4)] == [False, True, False, False]
+    gc.collect()
+    assert len(set(FakeGraph.alive) - others) == 3
+    for key in (0, 2, 3):
+        captured(key, zeros, list)  # no replay on a freed workspace
+    assert captured.attempts == 4 and captured.launches == 0
+
+
+def test_a_workspace_that_is_freed_after_a_capture_changes_nothing(device):
+    """torch.compile and other node packs free the workspaces of all streams."""
+    recorder = CudaRecorder(device)
+    FakeDriver.workspaces.add(recorder.on_stream(lambda: FakeDriver.streams[-1]))  # a product before the capture
+    replay = recorder(lambda: None)
+    FakeDriver.clear()
+    replay()
+
+
+@pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
+def test_with_little_memory_only_the_present_size_is_not_captured(device, driver, monkeypatch, allocator, captures):
+    """A failed capture would end all captures of the process with cudaMallocAsync."""
+    driver[0] = allocator
+    captured = Graphs(CudaRecorder(device), torch.nn.Linear(1, 1))
+    for free in (graphs.MIN_CAPTURE_BYTES - 1, graphs.MIN_CAPTURE_BYTES):
+        monkeypatch.setattr(FakeDriver, "free", itertools.repeat(free))
+        captured(free, zeros, list)
+    assert captured.attempts == captures and captured.launches == 2 - captures
+    captured(graphs.MIN_CAPTURE_BYTES - 1, zeros, list)
+    assert captured.launches == 2 * (2 - captures), "the rounds of this size are launched"
+    assert not graphs.disabled_reason(torch.nn.Linear(1, 1))

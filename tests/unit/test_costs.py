@@ -5,6 +5,7 @@ Costs are in plain rounds. A plain round is a round of plain decoding.
 
 import copy
 import json
+import os
 import platform
 import random
 from dataclasses import replace
@@ -256,6 +257,26 @@ def test_damaged_foreign_and_older_values_are_ignored(value):
     assert ESTIMATED.with_json(VALUE).gains == {"chain": Reading(0.8, 1.5)}
     assert ESTIMATED.with_json({**VALUE, "sampling": "hotter"}).gains == {}
     assert ESTIMATED.with_json(value) == ESTIMATED
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no such permissions")
+@pytest.mark.parametrize("mode, is_read", [(0o600, True), (0o640, True), (0o660, False), (0o602, False)])
+def test_files_that_others_may_write_are_ignored(cache, mode, is_read):
+    """Costs, choices of kernels and reports of somebody else could change images."""
+    profiles.save_costs(ESTIMATED)
+    (path,) = cache.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600, "whatever the user's default permissions are"
+    path.chmod(mode)
+    assert (profiles.find_costs("a device", 1) is not None) is is_read
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no such owners")
+def test_files_of_another_user_are_ignored(cache, monkeypatch):
+    profiles.save_costs(ESTIMATED)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert profiles.find_costs("a device", 1) is None
+    profiles.save_costs(ESTIMATED)
+    assert profiles.find_costs("a device", 1) is not None, "what was measured must be kept in memory"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5])

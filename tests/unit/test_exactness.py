@@ -14,6 +14,7 @@ from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
 from adt_core.kernels import attend
+from adt_core.kernels.choice import KernelError
 from adt_core.kernels.verdicts import Verdict
 from adt_core.models import layers
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE, FallbackConfig
@@ -246,12 +247,32 @@ def test_a_report_is_valid_for_one_choice_of_triton_kernels(target):
     assert len(set(names)) == 3 and names[1] == names[3]
 
 
+def test_kernels_are_off_before_slower_operations_are_tried(target, monkeypatch):
+    """PyTorch's usual operations suffice on most devices. The next process needs no new trial."""
+    request = decoding_of(target).request
+    used = [Verdict("gate", "bfloat16, 64", True, "")]
+    trials = []
+
+    def differing(request, fallback=None):
+        assert fallback is None, "a fallback is slower than PyTorch's usual operations"
+        trials.append(request)
+        return [TREE, CHAIN] if len(trials) == 1 else []
+
+    monkeypatch.setattr(invariance, "differences", differing)
+    for _ in range(2):
+        with new_runtime():
+            with pytest.raises(KernelError, match="results differ in a tree and in a chain"):
+                invariance.invariance_report(request, used)
+            assert invariance.invariance_report(request) == invariance.InvarianceReport()
+    assert len(trials) == 2
+
+
 def test_a_report_is_reused_until_the_weights_or_precision_settings_change(target, monkeypatch, tmp_path):
     """The next process must also use the report. A damaged report must be ignored."""
     request = decoding_of(target).request
     trials = []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
-    monkeypatch.setattr(invariance, "_run_trial", lambda request: trials.append(request) or found)
+    monkeypatch.setattr(invariance, "_run_trial", lambda request, has_kernels: trials.append(request) or found)
 
     def report_of_new_process():
         with new_runtime():
@@ -264,7 +285,7 @@ def test_a_report_is_reused_until_the_weights_or_precision_settings_change(targe
     file.write_text(json.dumps(kept), encoding="utf-8")
     assert report_of_new_process() == found and len(trials) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(invariance, "reduced_precision_settings", lambda: ["TF32"])
+        patch.setattr(invariance, "product_settings", lambda: ["TF32"])
         assert report_of_new_process() == found and len(trials) == 3
         patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
         assert report_of_new_process() == found and len(trials) == 4

@@ -36,7 +36,8 @@ import sys
 
 if "benchmarks.gpu.smoke" in sys.orig_argv:
     operation = sys.orig_argv[sys.orig_argv.index("benchmarks.gpu.smoke") + 1]
-    from adt_core.kernels import choice, gate, norm, verdicts
+    import torch
+    from adt_core.kernels import choice, first_use, gate, norm, norm_rope_store, verdicts
 
     def kernel(*operands):
         with choice.launching(operands[0]):
@@ -46,17 +47,21 @@ if "benchmarks.gpu.smoke" in sys.orig_argv:
             return reference(*operands[:-1])  # without the number of used rows
 
     launches = []
-    module = {"gate": gate, "norm": norm}.get(operation)
+    case = choice.Case(lambda: torch.ones(2), lambda: torch.zeros(2))
+    trial = choice.Trial([case], 0.1, tuple)
+    module = {"gate": gate, "norm": norm, "norm_rope_store": norm_rope_store}.get(operation)
     if module is not None:
         reference = module.reference
         module.kernel = kernel
-        module.uses_kernel = lambda x, *more: choice.uses_kernel(operation, x, (), None)
+        module.uses_kernel = lambda x, *more: choice.uses_kernel(operation, x, (), lambda: trial)
         choice.is_nvidia = lambda device: True
         choice._missing_support = lambda device: ""
-        choice._decide = lambda trial, device: (True, "it is fast", False)
-        verdicts._environment = lambda device: "a device"
+        if operation != "norm_rope_store":
+            choice._decide = lambda trial, device: (True, "it is fast", False)
+        first_use.begin = lambda device: True
+        verdicts.environment = lambda device: "a device"
 """
-"""Module that lets a kernel raise an error, and another one end its process, after some launches."""
+"""Module that lets a kernel raise an error, another one end its process, and a third one return wrong values."""
 
 
 def figures(row: dict) -> list[float]:
@@ -90,6 +95,55 @@ def test_kernels_that_fail_with_one_allocator_are_unhealthy():
     assert smoke.healthy_operations([], errors) == []
 
 
+@pytest.mark.parametrize(
+    "changed, failure",
+    [
+        ({}, ""),
+        ({"kernels": "ValueError: no address"}, "kernels: ValueError: no address"),
+        ({"graphs": "not permitted"}, "graphs: not permitted"),
+        ({"fault": "its values differ"}, "fault: its values differ"),
+        ({"exact mode": "This device uses smaller products."}, "exact mode: This device uses smaller products."),
+        ({"equal": False}, "drafting changed the tokens"),
+    ],
+)
+def test_a_kernel_that_ends_in_a_fallback_has_failed(changed, failure):
+    row = {"used": True, "equal": True, "kernels": "on", "graphs": "on", "exact mode": "as usual", "fault": "none"}
+    assert smoke.failure_of(row | changed) == failure
+
+
+def test_each_process_of_the_smoke_part_has_a_cache_folder_of_its_own(monkeypatch):
+    """Several processes share the device, so the times of their trials must not decide for later parts."""
+    folders = []
+
+    def run(command, env, **options):
+        folders.append(env[smoke.CACHE])
+        return subprocess.CompletedProcess(command, 1, "", "")
+
+    monkeypatch.setattr(smoke.subprocess, "run", run)
+    list(smoke.cases(rehearse=True)[0][1]())
+    assert len(set(folders)) == 2 * len(smoke.KERNELS) and not any(os.path.exists(folder) for folder in folders)
+
+
+def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path):
+    """Without time for a part, its minimum would make the run longer than `--minutes`."""
+    begun = []
+
+    def run_part(module, seconds, *_):
+        begun.append((module, seconds))
+        clock[0] += seconds
+        return {"status": command.CUT, "seconds": seconds, "limit": seconds} | command._results([], [])
+
+    clock = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(command, "run_part", run_part)
+    parts = command.measure(4, tmp_path, True)["parts"]
+    assert clock[0] <= 240 and sum(seconds for _, seconds in begun) == clock[0]
+    assert [name for name, part in parts.items() if part["status"] != command.LEFT_OUT] == [
+        "device", "smoke", "precision", "bits", "rounds",
+    ]  # fmt: skip
+    assert list(parts) == list(command.PARTS) and "Left out" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
 def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
     def run(command, **options):
         if "gate" in command:
@@ -104,43 +158,29 @@ def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_kernel_that_raises_and_one_that_kills_its_process_cost_only_their_own_rows(tmp_path):
+def test_a_kernel_that_raises_or_kills_its_process_or_is_wrong_costs_only_its_own_rows(tmp_path):
     """A module that Python imports at its start makes the kernels fail in the processes of the part `smoke`."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.gpu",
-            "--rehearse",
-            "--only",
-            "smoke",
-            "precision",
-            "device",
-            "--output",
-            ".",
-        ],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
+    parts = "smoke", "precision", "rounds", "device"
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command_line = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--only", *parts, "--output", "."]
+    run = subprocess.run(command_line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
     assert run.returncode == 1, run.stderr
     parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["smoke", "precision", "device"]
+    assert list(parts) == ["smoke", "precision", "rounds", "device"]
     assert [(error["what"], error["error"]) for error in parts["smoke"]["errors"]] == [
         (f"{name}, bf16, {allocator}", error)
         for allocator in smoke.ALLOCATORS
-        for name, error in (("gate", "ValueError: no address"), ("norm", "exit code 9: no output"))
+        for name, error in (
+            ("gate", "kernels: ValueError: no address"),
+            ("norm", "exit code 9: no output"),
+            ("norm_rope_store", "fault: its values differ from PyTorch's by 1"),
+        )
     ]
     assert all(row["equal"] for row in parts["smoke"]["rows"]), "an image must be right although a kernel failed"
-    assert all(parts[name]["status"] == command.ENDED and not parts[name]["errors"] for name in ("precision", "device"))
-    assert "kernels of the later parts: attend,linear,norm_rope_store" in run.stdout
+    for name in ("precision", "rounds", "device"):
+        assert parts[name]["status"] == command.ENDED and not parts[name]["errors"], name
+    assert "kernels of the later parts: attend,linear\n" in run.stdout
 
 
 @pytest.mark.long
@@ -220,7 +260,7 @@ def test_results_are_written_while_a_part_runs(parts, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_part_is_stopped_at_its_limit(parts):
-    found = parts(0.5, slow="time.sleep(300)", fine="pass")
+    found = parts(0.8, slow="time.sleep(300)", fine="pass")
     assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED
     assert [row["figure"] for row in found["slow"]["rows"]] == [1] and found["slow"]["left_out"] == ["good"]
     assert found["slow"]["errors"][0]["what"] == "bad"

@@ -51,15 +51,19 @@ def test_rounds_are_measured_with_and_without_kernels():
     assert all(row["times as fast"] == 1 for row in rows if row["Triton"] == "off")
 
 
-def test_each_block_has_its_setting_and_an_empty_runtime(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0")
+@pytest.mark.parametrize("allowed", ["1", "0", "gate,norm"])
+def test_each_block_has_its_setting_and_an_empty_runtime(monkeypatch, allowed):
+    """Kernels that the part `smoke` has excluded stay off."""
+    monkeypatch.setenv(VARIABLE, allowed)
     outside = get_runtime()
     with part.kernels(True):
-        assert get_runtime() is not outside
-        assert VARIABLE not in missing_support(torch.device("cpu")) and os.environ[VARIABLE] == "1"
+        assert get_runtime() is not outside and os.environ[VARIABLE] == allowed
     with part.kernels(False):
         assert missing_support(GPU) == f"{VARIABLE} is 0"
-    assert get_runtime() is outside and os.environ[VARIABLE] == "0"
+    assert get_runtime() is outside and os.environ[VARIABLE] == allowed
+    monkeypatch.delenv(VARIABLE)
+    with part.kernels(True):
+        assert os.environ[VARIABLE] == "1"
 
 
 def test_without_support_the_reason_is_reported():

@@ -133,3 +133,13 @@ def test_bounds_of_far_keys_describe_the_mask():
         columns = torch.arange(step.end)
         visible = (columns >= first[..., None]) & (columns < until[..., None])
         assert visible.equal(step.mask[:, 0] == 0)
+
+
+@torch.inference_mode()
+def test_queries_may_be_a_view_of_queries_keys_and_values():
+    """The reference of `norm_rope_store` returns such a view, so this happens if only one of both kernels is used."""
+    tree = RandomTree(torch.zeros((), dtype=torch.float16), 4, 2, 64, parents(3), committed=150)
+    operands = tree.operands(range(3), range(3)).for_kernel()
+    qkv = torch.full((3, 8, 64), 9.0, dtype=torch.float16)
+    qkv[:, :4] = operands.queries
+    assert attend.kernel(qkv[:, :4], *operands[1:]).equal(attend.kernel(*operands))

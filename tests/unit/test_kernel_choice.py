@@ -3,12 +3,15 @@
 The trials run on a CPU: the tests replace the check of the device and the measurement of times.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from adt_core.kernels import choice
 from adt_core.kernels import verdicts as stored
 from adt_core.kernels.choice import Case, Trial, uses_kernel, verdicts
+from adt_core.models.torch_private import product_settings
 from adt_core.runtime import new_runtime
 
 X = torch.arange(6.0)
@@ -25,8 +28,9 @@ def gpu(runtime, monkeypatch, caplog, tmp_path):
     versions = ["RTX 4090", "13000", "Triton 3.9"]
     caplog.set_level("INFO")
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice.first_use, "begin", lambda device: True)
     monkeypatch.setattr(choice, "OPERATIONS", ("double", "halve"))
-    monkeypatch.setattr(stored, "_environment", lambda device: ", ".join(versions))
+    monkeypatch.setattr(stored, "environment", lambda device: ", ".join(versions))
     monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
     monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 1.3])
     return versions
@@ -135,13 +139,27 @@ def test_a_lack_of_memory_is_no_verdict(caplog):
 # ---- stored verdicts -----------------------------------------------------------------------------
 
 
-def test_a_second_process_chooses_as_the_first_without_a_trial(monkeypatch):
+def test_a_second_process_chooses_as_the_first_without_measuring_times(monkeypatch):
     assert choose()
     monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.3, 1.0])
     with new_runtime():
-        assert uses_kernel("double", X, (3, 4), lambda: pytest.fail("the trial ran again"))
+        assert choose()
         assert verdicts()[0].reason == "it is 1.30 times as fast as PyTorch"
         assert not uses_kernel("double", X, (3, 5), trial), "other operands have their own trial"
+
+
+def test_each_process_compares_values_and_bits_once_whatever_is_stored(caplog):
+    """The file may come from somebody else, and the compiler may have changed."""
+    assert choose()
+    with new_runtime():
+        assert not choose(equal_results=lambda: [("1 and 2 rows", X, X + 1)])
+        assert caplog.messages == [
+            "PyTorch replaces the Triton kernel 'double' for float32, 3, 4: "
+            "its results for 1 and 2 rows are not bitwise equal."
+        ]
+        assert not uses_kernel("double", X, (3, 4), lambda: pytest.fail("the trial ran twice"))
+    with new_runtime():
+        assert choose(), "a fault in one process is not stored"
 
 
 @pytest.mark.parametrize("changed", range(3))
@@ -193,8 +211,87 @@ def test_the_environment_names_the_gpu_the_driver_and_the_versions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 4090")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     triton = pytest.importorskip("triton")
-    named = stored._environment(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    named = stored.environment(torch.device("cuda"))
+    assert "cudaMallocAsync" in named and stored.code_digest() in named
     assert named.startswith("RTX 4090, 8, 9, ") and torch.__version__ in named and triton.__version__ in named
+
+
+def test_a_changed_kernel_file_makes_a_new_trial(monkeypatch, tmp_path):
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "gate_triton.py").write_text("a kernel", encoding="utf-8")
+    monkeypatch.setattr(stored, "__file__", str(package / "verdicts.py"))
+    digests = []
+    for content in ("a kernel", "a kernel", "another kernel"):
+        (package / "gate_triton.py").write_text(content, encoding="utf-8")
+        with new_runtime():
+            digests.append(stored.code_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_changed_settings_of_products_make_a_new_trial(monkeypatch):
+    """Other node packs change such settings while the process runs."""
+    settings = []
+    monkeypatch.setattr(choice, "product_settings", lambda: list(settings))
+    choice.follow_settings()
+    assert choose()
+    choice.follow_settings()
+    assert uses_kernel("double", X, (3, 4), lambda: pytest.fail("the same settings need no new trial"))
+    settings.append("products by Cublaslt")
+    choice.follow_settings()
+    assert not verdicts()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"allow_bf16_reduced_precision_reduction": False},
+        {"allow_fp16_reduced_precision_reduction": (False, False)},
+        {"preferred_blas_library": lambda: "_BlasBackend.Cublaslt"},
+        {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_settings_of_products_are_named(monkeypatch, changed):
+    def settings(**changed):
+        reductions = dict.fromkeys(("fp16", "bf16"), True)
+        usual = {f"allow_{kind}_reduced_precision_reduction": value for kind, value in reductions.items()}
+        matmul = SimpleNamespace(**usual | {"fp32_precision": "ieee"} | changed)
+        library = changed.get("preferred_blas_library", lambda: "_BlasBackend.Cublas")
+        cuda = SimpleNamespace(matmul=matmul, preferred_blas_library=library)
+        monkeypatch.setattr(torch.backends, "cuda", cuda)
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", changed.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        return product_settings()
+
+    assert settings() == [] and len(settings(**changed)) == 1
+
+
+def test_the_end_of_a_compilers_message_is_kept():
+    source = "at 3:4:\n" + "    y = tl.load(x)\n" * 30
+    reason = str(choice.KernelError.of(TypeError(f"{source}AssertionError: no such dtype")))
+    assert reason.startswith("TypeError: ... ") and reason.endswith("AssertionError: no such dtype")
+    assert len(reason) < 230
+
+
+class Launched:
+    """Fake kernel that records how it was launched."""
+
+    def __getitem__(self, grid):
+        return lambda *given, **options: setattr(self, "options", options)
+
+
+def test_rounding_does_not_depend_on_the_users_setting_of_fused_operations():
+    kernel = Launched()
+    choice.launch(kernel, (1,), [torch.zeros(4)], num_warps=4)
+    assert kernel.options == {"num_warps": 4, "enable_fp_fusion": True}
+
+
+def test_an_operand_without_alignment_is_refused_or_copied():
+    x = torch.zeros(9)[1:]
+    with pytest.raises(choice.KernelError, match="not a multiple of 16"):
+        choice.launch(Launched(), (1,), [x])
+    choice.launch(Launched(), (1,), [choice.aligned(x)])
 
 
 def test_verdicts_are_recorded_for_the_operations_in_a_block():
@@ -226,6 +323,26 @@ def test_the_first_trial_says_why_the_first_image_takes_longer(caplog):
     assert [record.getMessage()[:9] for record in caplog.records] == ["Compiling"]
 
 
+def test_the_user_is_told_and_can_cancel_between_the_versions_of_a_kernel(runtime, caplog):
+    """Compiling a version takes 4 to 20 seconds."""
+
+    class Cancelled(Exception):
+        pass
+
+    def check():
+        if launched:
+            raise Cancelled
+
+    texts = []
+    launched = []
+    runtime.notify = texts.append
+    case = Case(lambda: launched.append(1) or X, lambda: X)
+    with pytest.raises(Cancelled), choice.recorded_verdicts(check):
+        uses_kernel("double", X, (), lambda: Trial([case] * 3, 0, tuple))
+    assert len(launched) == 1 and [text.parts[0].key for text in texts] == ["device.compiling"]
+    assert not verdicts() and not caplog.records
+
+
 # ---- devices --------------------------------------------------------------------------------------
 
 
@@ -243,6 +360,7 @@ def test_support_of_devices(device, triton, variable, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(choice.first_use, "has_crashed", lambda device: False)
     monkeypatch.setenv(choice.VARIABLE, variable)
     assert choice.missing_support(torch.device(device)) == reason
 

@@ -6,6 +6,7 @@ computes what PyTorch computes, so the images must be those of plain decoding wi
 
 import logging
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,8 +89,9 @@ def gpu(request, monkeypatch, tmp_path, target):
     monkeypatch.setattr(Request, "replayed", True)
     monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: request.param)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="a GPU", uuid="1"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    monkeypatch.setattr(verdicts, "_environment", lambda device: "a GPU")
+    monkeypatch.setattr(verdicts, "environment", lambda device: "a GPU")
     monkeypatch.setattr(choice, "is_nvidia", lambda device: True)
     monkeypatch.setattr(choice, "_decide", lambda trial, device: (True, "it is fast", False))
     monkeypatch.setattr(gate, "kernel", gpu.kernel)

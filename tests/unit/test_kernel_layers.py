@@ -5,6 +5,7 @@ import torch
 
 from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
 from adt_core.kernels.attend_trial import Operands
+from adt_core.models.batch_invariance import TILE
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows
@@ -73,6 +74,39 @@ def test_padding_may_be_nan(products, written, monkeypatch):
             monkeypatch.setattr(module, "kernel", padding_with(value, module))
         found.append(features(decoder))
     assert found[0].isfinite().all() and found[0].equal(found[1])
+
+
+def filling_padding(kernel, value):
+    """Return a kernel that writes a value to the padding of its result. The forward passes have 6, 14 and 10 tokens."""
+
+    def filled(*given):
+        y = kernel(*given)
+        y[max(TOKENS.values()) :] = value
+        return y
+
+    return filled
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("subset", range(2 ** len(KERNELS)), ids=lambda bits: f"{bits:05b}")
+@torch.inference_mode()
+def test_every_subset_of_the_kernels_computes_the_same(subset, written, monkeypatch):
+    """A trial decides for each kernel alone. Each forward pass has the padding of a round, with NaN or zeros in it."""
+    decoder = load_small("chameleon", written("chameleon"), dtype=torch.float16, weights="int8").decoder
+    monkeypatch.setitem(TILE, "cpu", 64)
+    monkeypatch.setattr(attend, "far_attention", float64_kernel)
+    expected = features(decoder)
+    chosen = [module for number, module in enumerate(KERNELS) if subset >> number & 1]
+    found = []
+    for value in (torch.nan, 0.0):
+        with monkeypatch.context() as patch:
+            for module in chosen:
+                patch.setattr(module, "uses_kernel", lambda *_: True)
+                patch.setattr(module, "kernel", filling_padding(module.kernel, value))
+            found.append(features(decoder))
+    assert found[0].equal(found[1]), "bits must not depend on padding"
+    assert (found[0] - expected).abs().max() < TOLERANCES[torch.float16] * expected.abs().max()
+    assert chosen or found[0].equal(expected)
 
 
 @pytest.mark.long  # test_kernel_attend.py and test_kernel_rows.py test each kernel

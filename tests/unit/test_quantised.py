@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import AdtError, load_target
-from adt_core.models import int4, layers, quantised, quantised_matmul
+from adt_core.engine import conditions
+from adt_core.kernels.verdicts import Verdict
+from adt_core.models import int4, layers, load, quantised, quantised_matmul
 from adt_core.models.config import QUANTISED
 from adt_core.models.layers import MATRICES, product
 from adt_core.models.load import BUNDLED_SAMPLING
@@ -21,6 +23,7 @@ from tests.layouts.lumina import write_lumina
 from tests.reading import logits_after
 
 KINDS = ["int8", "fp8", "int4"]
+CPU = torch.device("cpu")
 PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
@@ -51,32 +54,95 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
     assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94, "int4": 0.85}[kind]
 
 
-@pytest.mark.parametrize("has_triton", [True, False])
+NO_KERNEL = {
+    "no C compiler": "RuntimeError: Failed to find C compiler",
+    "an old Triton": "CompilationError: .*no attribute 'pointer_type'",
+    "before 7.5": "the compute capability of the GPU is too low",
+    "AMD": "the device is not an NVIDIA GPU",
+    "the variable": "ADT_TREE_KERNELS is 0",
+    "the list": "ADT_TREE_KERNELS does not contain linear",
+    "switched off": "they have failed",
+    "no Triton": "Triton is not installed",
+    "float32": "it multiplies bfloat16 and float16, not float32",
+}
+"""Beginning of the reason for which the kernel of int4 weights can't be used."""
+
+
+@pytest.fixture
+def gpu(runtime, monkeypatch):
+    """Return a function that emulates a GPU, on which the kernel of int4 weights can't be used for a reason."""
+
+    def emulate(reason=""):
+        monkeypatch.setattr(torch.version, "hip", "6.2" if reason == "AMD" else None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0 if reason == "before 7.5" else 5))
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+        monkeypatch.setattr(quantised.choice, "has_triton", lambda: reason != "no Triton")
+        monkeypatch.setattr(quantised.choice.first_use, "has_crashed", lambda device: False)
+        monkeypatch.setattr(quantised.choice.first_use, "begin", lambda device: True)
+        variables = {"the variable": "0", "the list": "gate,norm"}
+        monkeypatch.setenv(quantised.choice.VARIABLE, variables.get(reason, "1"))
+        if reason == "switched off":
+            quantised.choice.switch_off("they have failed")
+        errors = {
+            "no C compiler": RuntimeError("Failed to find C compiler. Please specify via CC."),
+            "an old Triton": type("CompilationError", (Exception,), {})("at 3:4:\nno attribute 'pointer_type'"),
+        }
+        small = quantised._small_trial
+
+        def kernel(*given):
+            if reason in errors:
+                raise errors[reason]
+            return quantised.linear.reference(*given)
+
+        monkeypatch.setattr(quantised.linear, "kernel", kernel)
+        monkeypatch.setattr(quantised, "_small_trial", lambda matrix, device, dtype: small(matrix, CPU, dtype))
+
+    return emulate
+
+
+@pytest.mark.parametrize("reason", NO_KERNEL)
+def test_int4_weights_without_their_kernel_are_refused_before_files_are_read(gpu, tiny, monkeypatch, reason):
+    """Without the kernel, a step of a large model would take 150 to 220 ms (computed, not measured)."""
+    gpu(reason)
+    monkeypatch.setattr(load, "open_checkpoint", lambda *_: pytest.fail("a file was read"))
+    dtype = torch.float32 if reason == "float32" else torch.float16
+    with pytest.raises(AdtError, match=f"int4.*can't be used: {NO_KERNEL[reason]}.*; choose int8 weights.$") as error:
+        load_target(tiny / "target", device="cuda", dtype=dtype, weights="int4")
+    assert ("triton-windows" in str(error.value)) is (reason == "no Triton")
+
+
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_int4_weights_need_triton_on_an_nvidia_gpu(kind, has_triton, monkeypatch):
-    monkeypatch.setattr(quantised.choice, "has_triton", lambda: has_triton)
-    monkeypatch.setattr(torch.version, "hip", None)
-    quantised.check_device(kind, torch.device("cpu"))
-    if kind == "int4" and not has_triton:
-        with pytest.raises(AdtError, match="choose int8 weights"):
-            quantised.check_device(kind, torch.device("cuda"))
-    else:
-        quantised.check_device(kind, torch.device("cuda"))
+def test_weights_are_accepted_if_the_kernel_of_int4_has_run(gpu, kind):
+    gpu()
+    quantised.check_device(kind, torch.device("cuda"), torch.float16)
 
 
-def test_int4_weights_without_triton_are_refused_before_files_are_read(tiny, monkeypatch):
-    monkeypatch.setattr(quantised.choice, "has_triton", lambda: False)
-    monkeypatch.setattr(torch.version, "hip", None)
-    with pytest.raises(AdtError, match="triton-windows"):
-        load_target(tiny / "target", device="cuda", weights="int4")
+@pytest.mark.parametrize("kind", [None, "int8", "fp8"])
+def test_other_weights_need_no_kernel(gpu, kind):
+    gpu("no Triton")
+    quantised.check_device(kind, torch.device("cuda"), torch.float32)
 
 
-def test_int4_weights_without_triton_are_refused_after_comfyui_has_moved_them(tiny, monkeypatch):
+def test_int4_weights_on_a_cpu_need_no_kernel(gpu):
+    gpu("no Triton")
+    quantised.check_device("int4", CPU, torch.float32)
+
+
+def test_int4_weights_are_refused_if_the_kernel_fails_with_the_weights_of_the_model(runtime):
+    slower = Verdict("linear", "", False, "PyTorch is 1.10 times as fast")
+    verdicts = [Verdict("gate", "", False, "no", True), slower, Verdict("linear", "", False, "its values differ", True)]
+    quantised.check_products("int8", verdicts)
+    quantised.check_products("int4", verdicts[:2])
+    with pytest.raises(AdtError, match="its values differ; choose int8 weights"):
+        quantised.check_products("int4", verdicts)
+
+
+def test_int4_weights_are_refused_after_comfyui_has_moved_them_to_a_gpu_without_the_kernel(tiny, monkeypatch):
     target = load_target(tiny / "target", weights="int4")
-    monkeypatch.setattr(quantised.choice, "has_triton", lambda: False)
-    monkeypatch.setattr(quantised.choice, "is_nvidia", lambda device: True)
-    with pytest.raises(AdtError, match="choose int8 weights"):
-        run(target)
+    checked = []
+    monkeypatch.setattr(conditions, "check_device", lambda *given: checked.append(given))
+    run(target)
+    assert checked == [("int4", CPU, torch.float32)]
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -246,6 +312,22 @@ def test_on_a_gpu_a_product_reads_only_the_stored_bytes(digits, kind, dtype):
             digits.quantised_matmul(given, stored, scale)
         read.append(traffic.bytes)
     assert 0 < read[1] <= 1.3 * stored.numel() < read[0]
+
+
+@pytest.mark.parametrize("has_plus", [True, False])
+def test_sums_of_integers_are_computed_for_used_rows_only(digits, monkeypatch, has_plus):
+    """A plain round with guidance has 2 rows in a tile of 64. The other rows of the result are undefined."""
+    stored, scale, x = stored_weight("int8", 256, 512)
+    x = x.repeat(4, 1).bfloat16().as_subclass(OnGPU)
+    plus = torch.ones(len(x), 512, dtype=torch.bfloat16) if has_plus else None
+    expected = product(x[:2], stored, scale, None if plus is None else plus[:2].clone())
+    multiply = mock.Mock(side_effect=digits.quantised_matmul)
+    monkeypatch.setattr(layers, "quantised_matmul", multiply)
+    with torch.no_grad():  # as a GPU: products on a CPU are widened in inference mode
+        y = product(x, stored, scale, plus, tile=4, tokens=2)
+    assert [len(call.args[0]) for call in multiply.call_args_list] == [2]
+    assert y.shape == (len(x), 512) and torch.equal(y[:2], expected)
+    assert plus is None or y is plus
 
 
 @HALVES

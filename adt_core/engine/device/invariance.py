@@ -23,14 +23,14 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
-from ...kernels.choice import recorded_verdicts, supports_kernels
-from ...kernels.verdicts import Verdict
+from ...kernels.choice import KernelError, recorded_verdicts, supports_kernels
+from ...kernels.verdicts import Verdict, code_digest
 from ...messages import Message, find_message, message
 from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
 from ...models.layers import MATRICES
 from ...models.rows import Roots
 from ...models.target import EncodedPrompt, Target
-from ...models.torch_private import reduced_precision_settings
+from ...models.torch_private import product_settings
 from ...policies import Drafting
 from ...rules.tree import ancestor_matrix
 from ...runtime import get_runtime
@@ -87,12 +87,15 @@ class InvarianceReport(NamedTuple):
             drafts.
         differing: Variants (:data:`VARIANTS`) whose results with the usual operations were not bitwise equal.
         remark: Message for the user, or "".
+        kernels: Whether Triton kernels may be used. If False, the other attributes are not valid: without kernels,
+            another report holds.
     """
 
     fallback: FallbackConfig | None = None
     is_drafting: bool = True
     differing: tuple[str, ...] = ()
     remark: str = ""
+    kernels: bool = True
 
     def to_json(self) -> dict:
         """Return the report as plain JSON types."""
@@ -101,6 +104,7 @@ class InvarianceReport(NamedTuple):
             "is_drafting": self.is_drafting,
             "differing": list(self.differing),
             "remark": self.remark,
+            "kernels": self.kernels,
         }
 
     @classmethod
@@ -116,11 +120,12 @@ class InvarianceReport(NamedTuple):
                 "is_drafting": bool(is_drafting),
                 "differing": [*differing],
                 "remark": str(remark),
+                "kernels": bool(kernels),
             }:
                 known = all(variant in VARIANTS for variant in differing) and len(remark) < MAX_REMARK_LENGTH
                 if known and (fallback is None or row(whole_number(1, tile), SWITCH).fits(fallback)):
                     config = None if fallback is None else FallbackConfig(*fallback)
-                    return cls(config, is_drafting, tuple(differing), find_message(remark))
+                    return cls(config, is_drafting, tuple(differing), find_message(remark), kernels)
         return None
 
 
@@ -168,7 +173,8 @@ def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> Inva
         kernels: Result of :func:`chosen_kernels`.
 
     Raises:
-        KernelError: If a kernel fails in the trial.
+        KernelError: If a kernel fails in the trial, or if results with kernels are not batch-invariant. The caller then
+            switches the kernels off, and tries again: without them, the usual operations may suffice.
     """
     decoder = request.target.decoder
     if not decoder.exact or decoder.dtype not in HALF:
@@ -177,23 +183,25 @@ def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> Inva
     reports = get_runtime().invariance_reports
     if name not in reports:
         try:
-            reports[name] = _stored_or_new_report(name, request)
+            reports[name] = _stored_or_new_report(name, request, any(kernel.uses_kernel for kernel in kernels))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return InvarianceReport()  # the next decoding tries again
+        if not reports[name].kernels:
+            raise KernelError(f"results differ {' and '.join(reports[name].differing)}")
         if reports[name].remark:
             logging.getLogger(__name__).warning("%s", reports[name].remark)
     return reports[name]
 
 
-def _stored_or_new_report(name: str, request: Request) -> InvarianceReport:
+def _stored_or_new_report(name: str, request: Request, has_kernels: bool) -> InvarianceReport:
     tile = request.target.decoder.default_tile
     if not tile:
         return NO_MODE
     report = InvarianceReport.from_json(profiles.find_report(name), tile)
     if report is None:
-        report = _run_trial(request)
+        report = _run_trial(request, has_kernels)
         profiles.save_report(name, report.to_json())
     return report
 
@@ -210,24 +218,33 @@ def report_name(request: Request, kernels: Sequence[Verdict] = ()) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
     weights = torch.stack(samples).tolist()
-    libraries = [VERSION, where, torch.__version__, torch.version.cuda, *reduced_precision_settings()]
+    libraries = [VERSION, where, torch.__version__, torch.version.cuda, *product_settings()]
     if kernels:
         from triton import __version__ as version
 
         libraries += [
             "Triton",
             version,
+            code_digest(),
+            torch.cuda.get_allocator_backend() if device.type == "cuda" else "",
             *(f"{kernel.operation} {kernel.operands}" for kernel in kernels if kernel.uses_kernel),
         ]
     model = decoder.dtype, decoder.weights, decoder.config, weights
     return ", ".join(map(str, (*libraries, *model, request.groups, request.threads)))
 
 
-def _run_trial(request: Request) -> InvarianceReport:
-    """Try the usual operations first, then the fallbacks from the fastest to the slowest; return the report."""
+def _run_trial(request: Request, has_kernels: bool) -> InvarianceReport:
+    """Try the usual operations first, then the fallbacks from the fastest to the slowest; return the report.
+
+    Args:
+        has_kernels: Whether Triton kernels compute some of the usual operations. Then the first fallback is to use
+            none.
+    """
     differing = tuple(differences(request))
     if not differing:
         return InvarianceReport()
+    if has_kernels:
+        return InvarianceReport(differing=differing, kernels=False)
     if differing == (COMPANY,):
         return InvarianceReport(differing=differing, remark=message("device.batch"))
     usual = request.target.decoder.default_tile
