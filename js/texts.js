@@ -8,7 +8,13 @@ export const PROMPT = Symbol("prompt");
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 const ENGLISH = {
-  methods: { auto: "Auto", "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting", predicted: "Predicted" },
+  methods: {
+    auto: "Auto",
+    "adt-tree": "ADT-Tree",
+    eagle2: "EAGLE-2",
+    "no-drafting": "No drafting",
+    predicted: "Predicted",
+  },
   staticTree: (name) => `Static: ${name}`,
   setByPreset: " (set by preset)", // after the name of an input
   setBySettings: " (from settings)", // after the name of the input drafting
