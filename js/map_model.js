@@ -94,7 +94,6 @@ export class Run {
     this.rounds = []; // { ms, drafting (milliseconds), records: Map image -> record }
     this.done = 0; // generated tokens of all images
     this.kept = new KeptTokens(header.given ?? null, this.start, this.count, this.tokens);
-    this.started = new Set(); // images with a record
     // Sums over the rounds: milliseconds; number of generated tokens, records and rounds; number of tokens that LANTERN
     // replaced; number of records with drafts.
     this.known = { ms: 0, emitted: 0, records: 0, rounds: 0, substituted: 0, drafted: 0 };
@@ -140,8 +139,7 @@ export class Run {
 
   #enter(index, image, { position, drafts, accepted, substituted }) {
     const next = Math.min(position + accepted + 2, this.tokens);
-    const isFirst = !this.started.has(image) && !this.kept.has(image, this.start);
-    this.started.add(image);
+    const isFirst = !this.kept.has(image, this.start) && this.kept.hasAll(image, this.start + 1, position + 1);
     for (const grid of this.grids) {
       if (isFirst) grid.enter(image, PREFILL, this.start, this.start + 1); // the prompt's pass generates the first token
       grid.enter(image, index, position + 1, next);

@@ -67,6 +67,19 @@ test("the tokens of rounds that were never received stay unknown", () => {
   assert.equal(run.token(0, 1), null);
 });
 
+test("with a mask, the pass of the prompt generates the first token only if it is not kept", () => {
+  // Lengths of stretches: kept, generated, kept, ... The first record begins after the kept tokens that follow token 0.
+  const record = [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]];
+  const values = (given, first = 0) => {
+    const run = new Run({ ...HEADER, given: [given] });
+    run.append(first, [record]);
+    return [...run.values("acceptance", 0)];
+  };
+  assert.deepEqual(values([0, 1, 3, 4]), [1, N, N, N, 1, N, N, N]);
+  assert.deepEqual(values([4, 4]), [N, N, N, N, 1, N, N, N]);
+  assert.deepEqual(values([0, 2, 2, 4], 1), [N, N, N, N, 1, N, N, N], "an earlier round was never received");
+});
+
 test("if a smaller image precedes the image, the map shows the one that is generated, and the image at the end", () => {
   const header = { small: [2, 2], grid: [1, 4] };
   const run = made(header, ROUNDS.slice(0, 1));
