@@ -27,6 +27,7 @@ from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
+from ..adt_core.models.layers import Decoder
 from ..adt_core.run.previews import Previews, PreviewSchedule
 from ..adt_core.run.resolve import Hardware
 from .log_errors import decorating
@@ -159,15 +160,16 @@ class ADTTreeWeights(torch.nn.Module):
     the module. ComfyUI's log shows the name of this class when the weights are loaded. For the arguments, see `manage`.
     """
 
-    def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoders: Sequence[Decoder]):
         super().__init__()
         self.module = module
         self.title = title
         self.remedy = remedy
-        self.decoder = [decoder]  # in a list, so that it is not registered as a submodule
+        self.decoders = decoders  # in a sequence, so that they are not registered as submodules
         # The engine's caches refer to the weights. Without the finalizer, weights that ComfyUI drops would stay on the
         # device until the next run of the garbage collector.
-        weakref.finalize(self, release, decoder).atexit = False
+        for decoder in decoders:
+            weakref.finalize(self, release, decoder).atexit = False
 
 
 class WeightsPatcher(ModelPatcher):
@@ -180,30 +182,34 @@ class WeightsPatcher(ModelPatcher):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         """Move the weights to `device_to`, usually the CPU."""
         if unpatch_weights:
-            release(self.model.decoder[0])
+            self._release()
         super().unpatch_model(device_to, unpatch_weights)
 
     def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, *args, **kwargs) -> int:
         """Free memory of the device, first the engine's caches and then weights, and return the freed bytes."""
-        freed = held_bytes(self.model.decoder[0])
-        release(self.model.decoder[0])
+        freed = sum(map(held_bytes, self.model.decoders))
+        self._release()
         if freed >= memory_to_free:
             return freed
         return freed + super().partially_unload(device_to, memory_to_free - freed, *args, **kwargs)
 
+    def _release(self) -> None:
+        for decoder in self.model.decoders:
+            release(decoder)
 
-def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module | None = None) -> WeightsPatcher:
+
+def manage(module: torch.nn.Module, title: str, remedy: str, *decoders: Decoder) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
     Args:
         remedy: Advice in the error message if memory is too small, in the imperative.
-        decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
+        *decoders: Decoder of the target, if it owns caches of the engine that depend on these weights.
     """
     device = mm.get_torch_device()
     offload = mm.unet_offload_device()
-    weights = ADTTreeWeights(module, title, remedy, decoder or module)
+    weights = ADTTreeWeights(module, title, remedy, decoders)
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
@@ -276,7 +282,7 @@ def loaded(
     is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
         raise _too_large(patchers[0], needed, "has {total:.1f} GiB; {remedy}")
-    held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
+    held = sum(map(held_bytes, {decoder for patcher in patchers for decoder in patcher.model.decoders}))
     try:
         mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
         _check_complete(patchers)

@@ -140,7 +140,9 @@ class ADTTreeModelLoader(io.ComfyNode):
             weights=weights,
             exact=exact,
         )
-        decoder = manage(target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model")
+        decoder = manage(
+            target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder
+        )
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
         text = None
         if target.text_encoder is not None:

@@ -99,11 +99,6 @@ class Decoding:
         return self.target.length
 
     @property
-    def start(self) -> int:
-        """Raster position of the first token to decode."""
-        return self.request.start
-
-    @property
     def total_tokens(self) -> int:
         """Number of tokens of all images together."""
         return self.images * self.length
@@ -182,7 +177,7 @@ class Decoding:
         return _watched(self, self._rounds())
 
     def _rounds(self) -> Generator[Round, None, None]:
-        if self.start == self.length:
+        if self.request.start == self.length:
             return
         with own_torch_state():
             self._fix_conditions()
@@ -264,7 +259,7 @@ class Decoding:
 
     def _record_first_tokens(self, slots: Slots, seconds: float) -> None:
         """Record the first token of each new image, and the time that the prefill of these images took in seconds."""
-        self.codes[slots.images, self.start] = slots.roots.codes.cpu()
+        self.codes[slots.images, self.request.start] = slots.roots.codes.cpu()
         self.trace.add_prefill(slots.images, seconds)
 
     @torch.inference_mode()

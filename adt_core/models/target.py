@@ -207,9 +207,7 @@ class Words(NamedTuple):
 
 @dataclass
 class Target:
-    """Target model and the size of its images.
-
-    Some models first generate a small version of the image (GLM-Image). It is called the small image below.
+    """Target model and the size of its images. The small image is one that some models generate first (GLM-Image).
 
     Attributes:
         name: Name of the checkpoint.

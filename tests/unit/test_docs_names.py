@@ -36,7 +36,7 @@ FOREIGN = {
     "glm_image_transformer", "glm_image_text_encoder", "glm_image_vae", "KEY.tokens.npy",
     "000007.png", "Lumina-mGPT-7B-768-Omni", "2-of-8-00000.tar", "report-2-of-8.json",
     # the registry, and examples
-    "Repository", "Icon", "Banner", "[tool.comfy]", "REGISTRY_ACCESS_TOKEN", "v0.2.0", "HOST:PORT", "\\udce9",
+    "Repository", "Icon", "Banner", "[tool.comfy]", "REGISTRY_ACCESS_TOKEN", "v0.2.0", "HOST:PORT", "@FILE", "\\udce9",
     "{a\\|b}", "<code 0>", "<code 1>", "masterpiece, film grained, best quality.",
     "PYTHONIOENCODING=utf-8", "%LOCALAPPDATA%\\adt-tree",
     "Ignored, because this node has no such input: 'speed'. Its inputs are model, positive, ...",
@@ -52,7 +52,7 @@ FOREIGN_PATHS = (
 )  # fmt: skip
 """Beginnings of repositories of models, and of paths outside of this repository."""
 TERMS = {
-    "Set Latent Noise Mask", "VAE Encode (for Inpainting)",
+    "value",    "Set Latent Noise Mask", "VAE Encode (for Inpainting)",
     "Export (API)", "VAE Decode", "Unload Models", "Install via Git URL", "Templates", "Extensions",
     "Live preview method",  # ComfyUI
     "plain round", "captured round", "Control tensors", "draft mode", "cost model", "cost profile", "Jacobi window",
