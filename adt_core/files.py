@@ -29,6 +29,8 @@ LARGEST_JSON = 64
 """Maximum size of a JSON file in MiB."""
 LARGEST_LIST = 256
 """Maximum size of a list of prompts in MiB."""
+LONGEST_PART = 40
+"""Maximum number of characters that a file name contains of a prompt, an id or another name."""
 PART = ".adt-tree.part"
 """Suffix of a temporary file until it is renamed."""
 _WRITE_ERRORS = {
@@ -221,6 +223,15 @@ def foreign_text(content: bytes) -> str:
 def reason(error: Exception) -> str:
     """Return the message of an error without the file name."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def file_name_part(id: str) -> str:
+    """Return an id for use in a file name.
+
+    The result contains only letters, digits, underscores, hyphens and dots, and has at most `LONGEST_PART` bytes. It
+    may be "".
+    """
+    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:LONGEST_PART].decode("utf-8", "ignore").strip(".-")
 
 
 def is_device(name: str) -> bool:

@@ -37,8 +37,8 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 ``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
-FORMER_NAMES = {"--drafts": "--nodes", "no-drafting": "autoregressive"}
-"""Former names of options and methods."""
+FORMER_NAMES = {"--drafts": "--nodes", "no-drafting": "autoregressive", "--num-images-per-prompt": "--batch-size"}
+"""Former names of options and methods. Where `--batch-size` had this meaning, today's was `--at-once`."""
 
 
 class Checkout:
@@ -46,6 +46,9 @@ class Checkout:
 
     Args:
         folder: Root of the checkout. It is also the current folder of the process.
+
+    Attributes:
+        has_own_noise: Whether each image of a list has its own noise, unless `--same-noise` is given.
     """
 
     def __init__(self, folder: Path, threads: int):
@@ -64,6 +67,9 @@ class Checkout:
         self._renamed: dict[str, str] = {}
         known = self.run(["generate", "--help"])
         self._renamed = {now: before for now, before in FORMER_NAMES.items() if now not in known}
+        self.has_own_noise = "--same-noise" in known
+        if not self.has_own_noise:
+            self._renamed["--batch-size"] = "--at-once"
 
     def __enter__(self) -> Checkout:
         return self

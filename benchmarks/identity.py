@@ -29,7 +29,7 @@ from .harness import captions
 
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
-"""Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
+"""Number of prompts in runs with ``--batch-size``, which decode several images at the same time."""
 IMAGE = HERE / "docs" / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
@@ -44,7 +44,7 @@ DELTA = "--lantern-delta 0.1"
 FACTOR = "--lantern-lambda 2 --lantern-k 50"
 RUNS = {
     "plain": "--method no-drafting",
-    "plain, several at once": "--method no-drafting --at-once 3",
+    "plain, several at once": "--method no-drafting --batch-size 3",
     "plain, temperature 0": "--method no-drafting --temperature 0",
     "eagle2": "--method eagle2",
     "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --drafts 40",
@@ -53,7 +53,7 @@ RUNS = {
     "eagle2, temperature 0": "--method eagle2 --temperature 0",
     "eagle2, LANTERN delta": f"--method eagle2 {DELTA}",
     "eagle2, LANTERN lambda": f"--method eagle2 {FACTOR}",
-    "eagle2, several at once": "--method eagle2 --at-once 3",
+    "eagle2, several at once": "--method eagle2 --batch-size 3",
     "adt-tree": ADT_TREE,
     "adt-tree, vertical": f"{ADT_TREE} --init vertical --wrap vertical",
     "adt-tree, random": f"{ADT_TREE} --init random",
@@ -62,8 +62,8 @@ RUNS = {
     "adt-tree, pruned": f"{ADT_TREE} {PRUNED} --depth-max 8",
     "adt-tree, LANTERN delta": f"{ADT_TREE} {DELTA}",
     "adt-tree, LANTERN lambda": f"{ADT_TREE} {FACTOR} --max-substitution 0.1",
-    "adt-tree, several at once": f"{ADT_TREE} --at-once 3",
-    "adt-tree, two of a prompt": f"{ADT_TREE} --batch-size 2",
+    "adt-tree, several at once": f"{ADT_TREE} --batch-size 3",
+    "adt-tree, two of a prompt": f"{ADT_TREE} --num-images-per-prompt 2",
     "adt-tree, continued": f"{ADT_TREE} --continue-from {IMAGE} --keep 0.4 --keep-left 0.3",
     "adt-tree, no guidance": f"{ADT_TREE} --cfg 1 --top-p 0.9",
     "static:mc_sim_7b_63": "--method static:mc_sim_7b_63",
@@ -75,13 +75,13 @@ RUNS = {
     "jacobi, top-k": f"{WINDOW} {FIXED} --proposal top-k",
     "jacobi, LANTERN delta": f"{WINDOW} {FIXED} {DELTA}",
     "jacobi, LANTERN lambda": f"{WINDOW} {FIXED} {FACTOR}",
-    "jacobi, several at once": f"{WINDOW} {FIXED} --at-once 3",
+    "jacobi, several at once": f"{WINDOW} {FIXED} --batch-size 3",
     "jacobi, continued": f"{WINDOW} {FIXED} --continue-from {IMAGE} --keep 0.5",
     "jacobi, temperature 0": f"{WINDOW} {FIXED} --temperature 0",
     "bundled+jacobi": f"{BOTH} {FIXED}",
     "bundled+jacobi, adt-tree": f"{BOTH} --method adt-tree",
     "bundled+jacobi, LANTERN delta": f"{BOTH} {FIXED} {DELTA}",
-    "bundled+jacobi, several at once": f"{BOTH} {FIXED} --at-once 3",
+    "bundled+jacobi, several at once": f"{BOTH} {FIXED} --batch-size 3",
     "bundled+jacobi, no guidance": f"{BOTH} {FIXED} --cfg 1",
     "auto": "--method auto",
     "auto, jacobi": f"{WINDOW} --method auto",
@@ -116,13 +116,14 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     """
     files = {
         "prompts": folder / "prompts.txt",
-        "output": folder / "picture.png",
+        "output": folder / "pictures",
         "tokens": folder / "tokens.jsonl",
         "trace": folder / "trace.jsonl",
     }
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
+    noise = ["--same-noise"] if checkout.has_own_noise else []
+    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *noise, *options])
     tokens = _images(files["tokens"], "tokens")
     rounds = _images(files["trace"], "rounds")
     return Output(tokens, [[_compared(round) for round in image] for image in rounds])
@@ -165,7 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument(
-        "--prompts", type=int, default=1, help=f"prompts per run; runs with --at-once use {BATCHED_PROMPTS}"
+        "--prompts", type=int, default=1, help=f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
     )
     parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
     parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
@@ -192,7 +193,7 @@ def main() -> None:
     ):
         for name, seed in runs:
             options = _options(name, seed, args.keep)
-            prompts = captions(FIRST_CAPTION, BATCHED_PROMPTS if "--at-once" in options else args.prompts)
+            prompts = captions(FIRST_CAPTION, BATCHED_PROMPTS if "--batch-size" in options else args.prompts)
             old, new = (
                 generate(checkout, options, prompts, Path(tempfile.mkdtemp(dir=folder))) for checkout in (before, now)
             )

@@ -111,8 +111,9 @@ class GenerateWorker:
         args = plan.args
         hardware = Hardware.of(args.device)
         loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
-        sources = continuation.source_codes(args.image_to_image, loaded.target) or loaded.recipe.sources
-        target = with_sources(loaded.target, sources)
+        given = continuation.source_codes(args.image_to_image, loaded.target)
+        sources = given or loaded.recipe.sources
+        target = with_sources(loaded.target, given) if given else loaded.target
         kept = continuation.kept_codes(args.image_to_image, target) or loaded.recipe.kept
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)

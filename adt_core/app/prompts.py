@@ -12,8 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import AdtError, Check, shown
-from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
-from ..run.images import LONGEST_PART, file_name_part
+from ..files import (
+    LARGEST_LIST,
+    LONGEST_PART,
+    file_name_part,
+    folded,
+    foreign_text,
+    opened,
+    parse_json,
+    read_text,
+    reason,
+)
 from ..run.jobs import PromptEntry
 from ..settings import MAX_SEED
 from ..untrusted import Kind, record

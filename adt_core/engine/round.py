@@ -51,7 +51,7 @@ from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
-from ..rules.sampling import ENTROPY_STEPS, PROBABILITY_STEPS, certainty
+from ..rules.sampling import CERTAINTY_STEPS, certainty
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
@@ -206,15 +206,22 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
         The report as one tensor (see `report.Packed`), and values for the host.
     """
     roots = slots.roots
-    tokens = _roots_and_kept(slots, size)
-    features = read_causally(slots, tokens)
-    runs = slots.run_lengths if size > 1 else torch.zeros_like(roots.at)
-    z = logits(slots, features if size == 1 else slots.rows.gather(features, runs), runs)
+    if size == 1:  # the usual case, with fewer operations
+        runs: Tensor | int = 0
+        tokens = roots.codes[:, None]
+        features = last = forward(slots, tokens, slots.rows.step(roots, 0, 0, None))
+    else:
+        runs = slots.run_lengths
+        tokens = _roots_and_kept(slots, size)
+        features = read_causally(slots, tokens)
+        last = slots.rows.gather(features, runs)
+    z = logits(slots, last, runs)
     emitted, finite = emitted_codes(add_noise(slots, z, runs))
     next_roots = torch.where(slots.advances[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
-        slots.proposer.on_plain_round(PlainRead(roots, tokens, runs, features, next_roots, z))
-    roots.advance(next_roots, (runs + 1) * slots.advances)
+        lengths = torch.zeros_like(roots.at) if size == 1 else slots.run_lengths
+        slots.proposer.on_plain_round(PlainRead(roots, tokens, lengths, features, next_roots, z))
+    roots.advance(next_roots, slots.advances if size == 1 else (runs + 1) * slots.advances)
     packed, widths = pack_plain_round(next_roots, finite[:, 0], certainty(z))
     return packed, _LaunchInfo(widths)
 
@@ -381,8 +388,8 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
         width=max(levels, default=0),
         levels=levels,
         kept=run,
-        probabilities=tuple(p / PROBABILITY_STEPS for p in report.certainty[: 2 * accepted + 2 : 2]),
-        entropies=tuple(h / ENTROPY_STEPS for h in report.certainty[1 : 2 * accepted + 2 : 2]),
+        probabilities=tuple(p / CERTAINTY_STEPS for p in report.certainty[: 2 * accepted + 2 : 2]),
+        entropies=tuple(h / CERTAINTY_STEPS for h in report.certainty[1 : 2 * accepted + 2 : 2]),
     )
     slots.positions[slot] += run + accepted + 1
     return record, [*report.codes[1 : accepted + 1], *report.root]

@@ -101,10 +101,8 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
     return z
 
 
-PROBABILITY_STEPS = 10_000
-"""Number of steps in which a report counts a probability."""
-ENTROPY_STEPS = 1_000
-"""Number of steps in which a report counts a nat of entropy."""
+CERTAINTY_STEPS = 10_000
+"""Number of steps in which a report counts a probability and a nat of entropy."""
 
 
 def certainty(z: Tensor) -> Tensor:
@@ -114,12 +112,12 @@ def certainty(z: Tensor) -> Tensor:
         z: [..., V], processed logits.
 
     Returns:
-        [..., 2] int64: the probability times `PROBABILITY_STEPS`, and the entropy in nats times `ENTROPY_STEPS`.
+        [..., 2] int64: the probability and the entropy in nats, both times `CERTAINTY_STEPS`.
         Without a finite logit, both are 0.
     """
     p = z.softmax(-1)
-    figures = torch.stack([p.amax(-1) * PROBABILITY_STEPS, torch.special.entr(p).sum(-1) * ENTROPY_STEPS], -1)
-    return figures.nan_to_num(0.0).round().long()
+    figures = torch.stack([p.amax(-1), torch.special.entr(p).sum(-1)], -1)
+    return figures.nan_to_num_(0.0).mul_(CERTAINTY_STEPS).round_().long()
 
 
 def is_finite(x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import re
 import struct
 import zlib
 from collections import Counter
@@ -19,7 +18,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError, UnknownFormatError, shown
-from ..files import inside, is_device, opened, parse_json, path_key, to_json
+from ..files import file_name_part, inside, is_device, opened, parse_json, path_key, to_json
 from ..version import FORMAT, VERSION
 
 KEY = "adt_tree"
@@ -30,8 +29,6 @@ PARAMETERS = "parameters"
 """Keyword of the text chunk with prompt and settings in the text format that other image generators use."""
 LONGEST_NAME = 255
 """Maximum length of a file name in bytes on all common file systems."""
-LONGEST_PART = 40
-"""Maximum number of characters that a file name contains of a prompt, an id or another name."""
 _DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_DATA_ERRORS)
 """Exceptions that Pillow raises for files that are not valid images, or are too large to decode."""
@@ -309,15 +306,6 @@ def check_writable(path: Path, option: str) -> None:
             f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder with write access; "
             "choose another."
         )
-
-
-def file_name_part(id: str) -> str:
-    """Return an id for use in a file name.
-
-    The result contains only letters, digits, underscores, hyphens and dots, and has at most `LONGEST_PART` bytes. It
-    may be "".
-    """
-    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:LONGEST_PART].decode("utf-8", "ignore").strip(".-")
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:

@@ -52,6 +52,9 @@ class _FaultyFile:
     def __exit__(self, *_):
         self._file.close()
 
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
     def write(self, content: bytes) -> NoReturn:
         self._file.write(content[: len(content) // 2])
         self._file.flush()

@@ -148,7 +148,7 @@ def test_a_png_contains_all_settings(generate):
     assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
-    expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` uses the paper's rule
+    expected = set(Recipe.options()) - {"predict_from"}  # an option of another method
     assert expected <= set(saved), "the PNG lacks settings that --from-png reads"
     assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "format": FORMAT}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])

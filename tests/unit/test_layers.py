@@ -78,13 +78,13 @@ def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
     The queries of a group are therefore passed as additional queries of one head. All layers must use the same mask.
     """
     calls = []
-    attention = F.scaled_dot_product_attention
+    attention = attend.attention
 
     def watched(query, key, value, mask):
         calls.append((query.shape, key.shape, mask))
         return attention(query, key, value, mask)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attend, "attention", watched)
     target = load_target(grouped / "target")
     forwards(target.decoder)
     forwards(load_drafter(grouped / "drafter", target))

@@ -221,7 +221,7 @@ def test_a_verifier_that_accepts_all_drafts_is_detected(row, loaded, launched, m
 def test_every_pair_of_values_occurs():
     occurring = {pair for row in ROWS for pair in all_pairs({axis: [value] for axis, value in row.items()})}
     assert occurring == set(all_pairs(NAMES)) - set(EXCLUDED)
-    assert len(ROWS) < 110, "too many rows for pairwise coverage"
+    assert len(ROWS) < 120, "too many rows for pairwise coverage"
 
 
 def test_the_quick_rows_have_every_value():

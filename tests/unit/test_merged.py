@@ -69,8 +69,8 @@ def checked(monkeypatch):
     on_verified = MergedProposer.on_verified
     catch_up = MergedProposer._catch_up
 
-    def catch_up_and_check(proposer, roots):
-        catch_up(proposer, roots)
+    def catch_up_and_check(proposer, roots, unread):
+        catch_up(proposer, roots, unread)
         proposer._network.check()
 
     def on_verified_both(proposer, verified):

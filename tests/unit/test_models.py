@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.app import checkpoints
 from adt_core.models import load
 from adt_core.models.downloads import Download, Published
+from adt_core.run import checkpoints
 from tests import model_tables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ MARGIN = 1.03
 
 @pytest.mark.parametrize(
     "preset, drafter, most",
-    [("no-drafting", None, 850), ("jacobi-chain", "jacobi", 1255), ("merged", "bundled+jacobi", 2190)],
+    [("no-drafting", None, 893), ("jacobi-chain", "jacobi", 1302), ("merged", "bundled+jacobi", 2190)],
     ids=["plain", "chain", "network and window"],
 )
 def test_operations_of_a_round(preset, drafter, most):

@@ -78,7 +78,7 @@ def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
         return (
             figures(saved),
             saved["prompt"],
-            read_grids(tmp_path / "t.json"),
+            read_grids(tmp_path / "t.json")[-1],
             path,
         )
 

@@ -92,8 +92,8 @@ def test_clip_score_and_aesthetic_score(clip, predictor):
 
 
 def test_columns_are_sums_divided_by_counts():
-    names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_drafts"
-    run = dict.fromkeys(names.split(), 1)
+    names = "seconds tau accepted_per_round mean_depth target_forwards drafter_forwards agreement substitution_rate"
+    run = dict.fromkeys([*names.split(), "verified_drafts"], 1)
     records = [{"runs": {"no-drafting": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
     (row,) = summary(records, {"no-drafting": {"FID": 7.0}})
     assert row["attributes"] == 0.5 and row["FID"] == 7.0

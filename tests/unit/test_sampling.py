@@ -72,4 +72,4 @@ def test_certainty_is_the_probability_of_the_best_token_and_the_entropy():
     uniform = torch.zeros(4)
     one = torch.tensor([0.0, -math.inf, -math.inf, -math.inf])
     found = certainty(torch.stack([z, uniform, one, torch.full((4,), math.nan)]))
-    assert found.tolist() == [[5000, 1040], [2500, 1386], [10000, 0], [0, 0]]
+    assert found.tolist() == [[5000, 10397], [2500, 13863], [10000, 0], [0, 0]]

@@ -20,7 +20,7 @@ def invalid_values(option: Option) -> list:
     if option.repeated:
         return [1, "a.png", ["a.png"], math.nan]
     if option.kind is tuple:
-        return [(-1, 8), (1.5, 8), "12"]
+        return [(-2, 8), (1.5, 8), "12"]
     if option.kind not in (int, float):
         return [1, [], math.nan]
     below = [] if option.low is None else [option.low - 1]

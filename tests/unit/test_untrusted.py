@@ -112,9 +112,9 @@ def test_excessive_sizes_are_rejected_before_allocation(error_of, name, value):
     [
         ({"--tokens": "o.png"}, "--tokens: 'o.png' is the file of --output"),
         ({"--trace": "./a/../t.json", "--report": "t.json"}, "--report: 't.json' is the file of --trace"),
-        ({"--prompts": "p.txt", "--report": "p.txt"}, "--report: 'p.txt' is the file of --prompts"),
-        ({"--prompts": "p.txt", "--report": "link.json"}, "--report: 'link.json' is the file of --prompts"),
-        ({"--prompts": "p.txt", "--tokens": "o-0002.png"}, "--tokens: 'o-0002.png' is the file of --output"),
+        ({"--prompts": "p.txt", "--output": "o", "--report": "p.txt"}, "--report: 'p.txt' is the file of --prompts"),
+        ({"--prompts": "p.txt", "--output": "o", "--report": "link.json"}, "'link.json' is the file of --prompts"),
+        ({"--prompts": "p.txt", "--output": "o", "--tokens": "o/000002.png"}, "is the file of --output"),
         ({"--report": "/dev/null"}, "is a device or a pipe"),
         ({"--report": "folder"}, "is a folder"),
         ({"--output": "x" * 252 + ".png"}, "is too long"),
@@ -154,7 +154,7 @@ def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
 @pytest.mark.parametrize(
     "name, value",
     [("seed", "1"), ("seed", 1.5), ("temperature", float("nan")), ("dtype", "int3"), ("size", [8]), ("prompt", None)]
-    + [("kept", [-1]), ("image_index", -1), ("method", ["auto"]), ("depth", True), ("top_k", 10**400), ("prompt", "")],
+    + [("kept", [-2]), ("image_index", -1), ("method", ["auto"]), ("depth", True), ("top_k", 10**400), ("prompt", "")],
 )
 def test_invalid_settings_in_a_png(tmp_path, monkeypatch, capsys, name, value):
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,7 @@ SOURCES = {
     "theirs": {"class_type": "ProbeDiffusionModel", "inputs": {}},
     "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": "a cat"}},
     "sampler": {"class_type": "ADTTreeSampler", "inputs": {"model": ["loader", 0], "positive": ["text", 0]}},
+    "picture": {"class_type": "VAEDecode", "inputs": {"samples": ["sampler", 0], "vae": ["loader", 2]}},
     "decoder": {"class_type": "ADTTreeGLMImageDecoderLoader", "inputs": {}},
     "batch": {"class_type": "ADTTreeBatchSampler", "inputs": {"model": ["loader", 0], "prompts": "a cat"}},
 }
@@ -37,6 +38,7 @@ PLUGS = {
     "CONDITIONING": ["text", 0],
     "MODEL": ["theirs", 0],
     "LATENT": ["sampler", 0],
+    "IMAGE": ["picture", 0],
     "ADT_TRACE": ["sampler", 1],
     "ADT_RESULTS": ["batch", 2],
     "STRING": "a cat",

@@ -79,7 +79,7 @@ def test_lantern_image_equals_the_engines(pack, small, values):
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(drafting="Auto + LANTERN", drafter=None)
     figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
-    assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
+    assert figures["lantern"]["delta"] == small.model.target.published.lantern.delta and figures["method"] == "auto"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
