@@ -3,15 +3,12 @@
 import re
 from pathlib import Path
 
-from adt_tree_pack.nodes.lantern import LANTERN, LANTERN_PLUS
-from adt_tree_pack.nodes.prompts import TYPED
-from adt_tree_pack.nodes.sampling import CUSTOM, NOISES
-
 from adt_core.app.prompts import FILES
 from adt_core.policies import CHOICES, DEFAULT, PLAIN, POLICIES
 from adt_core.version import FORMAT
 
-PAGE = Path(__file__).resolve().parents[2] / "js"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "js"
 
 
 def constant(file: str, name: str) -> str:
@@ -34,12 +31,15 @@ def test_choices_of_drafting():
 
 
 def test_other_values_of_the_nodes():
-    assert texts(constant("recipes.js", "CUSTOM")) == [CUSTOM]
-    assert (
-        re.findall(r'(\w+): "([^"]+)"', constant("recipes.js", "NOISES"))
-        == [(NOISES[name], name) for name in NOISES][1:]
+    """The nodes are read as text, because they need ComfyUI."""
+    sampling, lantern, prompts = (
+        (ROOT / "nodes" / name).read_text(encoding="utf-8") for name in ("sampling.py", "lantern.py", "prompts.py")
     )
-    recipes = (PAGE / "recipes.js").read_text(encoding="utf-8")
-    assert f'"{LANTERN_PLUS}" : "{LANTERN}"' in recipes
-    assert texts(constant("prompts.js", "TYPED")) == [TYPED] and texts(constant("prompts.js", "ENDINGS")) == list(FILES)
+    (custom,) = texts(constant("recipes.js", "CUSTOM"))
+    (noise,) = texts(constant("recipes.js", "NOISES"))
+    assert f'OWN, CUSTOM = "model default", "{custom}"' in sampling and f'"{noise}": UPSTREAM' in sampling
+    rules = re.search(r'"(factor [^"]+)" : "(delta [^"]+)"', (PAGE / "recipes.js").read_text(encoding="utf-8"))
+    assert 'LANTERN, LANTERN_PLUS = "{1}", "{0}"'.format(*rules.groups()) in lantern
+    (typed,) = texts(constant("prompts.js", "TYPED"))
+    assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(FILES)
     assert constant("format.js", "FORMAT") == str(FORMAT)
