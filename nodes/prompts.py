@@ -28,7 +28,7 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import Check, substitute_inputs
 from ..adt_core.files import is_hidden, opened
-from ..adt_core.messages import message
+from ..adt_core.messages import join, message
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from .schema import Tooltips, schema
@@ -152,13 +152,14 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        for note in (blank_note(listed), remarks(listed)):
-            if note:
-                tell(note)
+        notes = [note for note in (blank_note(listed), remarks(listed)) if note]
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
-        if file == TYPED and len(prompts) < len(selected):
-            tell(message("prompts.first", count=len(prompts), total=len(selected)), logging.INFO)
+        if notes:
+            tell(join(notes))
+        elif file != TYPED or len(prompts) < len(selected):
+            key = "prompts.first" if len(prompts) < len(selected) else "prompts.all"
+            tell(message(key, count=len(prompts), total=len(selected)), logging.INFO)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
