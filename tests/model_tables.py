@@ -29,7 +29,11 @@ def _row(row: Published) -> tuple[str, ...]:
 def sampling_table() -> str:
     """Return the table of the authors' sampling settings in Markdown."""
     head = ("family", "guidance", "temperature", "top-k", "top-p", "prompt suffix", "from")
-    rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
+    rows = []
+    for family in FAMILIES:
+        own = family.sampling
+        values = (own.guidance, own.temperature, own.top_k, own.top_p, own.suffix, own.source)
+        rows.append((family.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in values)))
     return _table(head, rows)
 
 

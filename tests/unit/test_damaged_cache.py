@@ -15,6 +15,7 @@ ODD += TEMPLATES.values()
 """Values that replace others. The templates have parameters in braces."""
 REPORT = {
     "trust": [64, True],
+    "kernels": True,
     "is_drafting": True,
     "differing": [VARIANTS[0]],
     "remark": str(message("device.no_mode")),

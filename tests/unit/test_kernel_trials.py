@@ -36,7 +36,8 @@ def float64_kernel(q, keys, values, mask):
 def gpu(runtime, monkeypatch, tmp_path):
     """Treat the CPU as a GPU on which references take twice as long as kernels."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(verdicts, "_environment", lambda device: "a GPU")
+    monkeypatch.setattr(verdicts, "environment", lambda device: "a GPU")
+    monkeypatch.setattr(choice.first_use, "begin", lambda device: True)
     monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
     monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
 

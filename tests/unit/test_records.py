@@ -155,9 +155,9 @@ def test_the_first_of_two_processes_determines_the_settings(tmp_path, monkeypatc
     add = records.append
     others = SETTINGS | {"prompts": ["a cat"]}
 
-    def late(folder, content):
-        add(folder, {"settings": others})  # another process writes this record after this process has read the file
-        add(folder, content)
+    def late(folder, content, *shard):
+        add(folder, {"settings": others}, *shard)  # another process writes it after this process has read the file
+        add(folder, content, *shard)
 
     with monkeypatch.context() as patch:
         patch.setattr(records, "append", late)
