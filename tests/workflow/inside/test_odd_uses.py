@@ -94,10 +94,10 @@ def test_files_of_a_batch_name_no_folder_of_the_server(pack, batch):
 
 
 def test_answers_name_no_folder_of_the_server(pack):
-    (pack.base / "input" / "bad.jsonl").write_text("[1", encoding="utf-8")
+    (pack.base / "input" / "bad.json").write_text("[1", encoding="utf-8")
     (pack.base / "input" / "bad.parquet").write_bytes(b"PAR1")
     plain = {"text": "", "caption": "first", "filter": "", "start_index": 0, "count": 0, "shuffle_seed": 0}
-    for name in ("bad.jsonl", "bad.parquet", "absent.txt"):
+    for name in ("bad.json", "bad.parquet", "absent.txt"):
         refused = pack.refused("ADTTreePrompts", **plain, file=name)
         failed = pack.fails("ADTTreePrompts", **plain, file=name)
         for text in (*refused, failed):
