@@ -66,6 +66,7 @@ TEMPLATES = {
     "{limit}.",
     "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
     "{model} accepts {limit}",
+    "prompts.all": "All {count} prompts.",
     "prompts.first": "{count} of {total} prompts. Set count to 0 for all.",
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
@@ -76,8 +77,11 @@ TEMPLATES = {
     "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "
     "is outside of that, so the image may look worse.",
     "space": " ",
+    "training.begin": "Measuring how long the training takes",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
-    "training.estimate": "The training takes about {minutes} min ({drawing} to generate, {learning} to train), "
+    "training.estimate": "The training takes about {total} min ({drawing} to generate, {learning} to train), "
+    "{memory} GiB of memory and {disk} GiB of disk.",
+    "training.estimate_seconds": "The training takes about {total} s ({drawing} to generate, {learning} to train), "
     "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.kept_images": "{done} of {count} images kept. Press Run to continue.",

@@ -113,6 +113,15 @@ export function imageAddress(file) {
   return api.apiURL(`/view?${new URLSearchParams(file)}`);
 }
 
+/** Store a file in the server's input folder. Returns its name there, which differs if another file has the name. */
+export async function storeInput(file) {
+  const body = new FormData();
+  body.append("image", file); // the name of the field, for files of all types
+  const answer = await api.fetchApi("/upload/image", { method: "POST", body });
+  if (!answer.ok) throw new Error(`${file.name}: ${answer.status} ${answer.statusText}`);
+  return (await answer.json()).name;
+}
+
 /** The entry of a prompt in ComfyUI's history, or null. */
 export async function fetchHistory(prompt) {
   const answer = await api.fetchApi(`/history/${encodeURIComponent(prompt)}`);

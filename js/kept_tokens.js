@@ -27,6 +27,12 @@ export class KeptTokens {
     const stretch = this.#ends[image]?.findIndex((end) => position < end) ?? -1;
     return stretch >= 0 && stretch % 2 === 0;
   }
+
+  /** Whether an image keeps all tokens from position `begin` to `end` - 1. */
+  hasAll(image, begin, end) {
+    for (let position = begin; position < end; position++) if (!this.has(image, position)) return false;
+    return true;
+  }
 }
 
 /** Check the lengths in a map that a file contains. Throws if they do not cover all tokens of all images. */

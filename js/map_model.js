@@ -14,7 +14,11 @@ export const FIGURES = {
   depth: { whole: true, least: 0 },
   width: { whole: true, least: 0 },
   time: { whole: false, least: 0 },
+  certainty: { whole: true, least: 0 },
 };
+
+/** Figures that differ between runs without drafts. */
+const ALWAYS = ["time", "certainty"];
 
 /** Figure "moment": seconds from the start of the run to a token. It replaces figures that are constant without drafts. */
 const MOMENT = { whole: false, least: 0 };
@@ -94,7 +98,6 @@ export class Run {
     this.rounds = []; // { ms, drafting (milliseconds), records: Map image -> record }
     this.done = 0; // generated tokens of all images
     this.kept = new KeptTokens(header.given ?? null, this.start, this.count, this.tokens);
-    this.started = new Set(); // images with a record
     // Sums over the rounds: milliseconds; number of generated tokens, records and rounds; number of tokens that LANTERN
     // replaced; number of records with drafts.
     this.known = { ms: 0, emitted: 0, records: 0, rounds: 0, substituted: 0, drafted: 0 };
@@ -140,8 +143,7 @@ export class Run {
 
   #enter(index, image, { position, drafts, accepted, substituted }) {
     const next = Math.min(position + accepted + 2, this.tokens);
-    const isFirst = !this.started.has(image) && !this.kept.has(image, this.start);
-    this.started.add(image);
+    const isFirst = !this.kept.has(image, this.start) && this.kept.hasAll(image, this.start + 1, position + 1);
     for (const grid of this.grids) {
       if (isFirst) grid.enter(image, PREFILL, this.start, this.start + 1); // the prompt's pass generates the first token
       grid.enter(image, index, position + 1, next);
@@ -218,9 +220,9 @@ export class Run {
     return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
-  /** The figure to show if the user chooses `figure`. Without drafts, "moment" replaces every figure except "time". */
+  /** The figure to show if the user chooses `figure`. Without drafts, "moment" replaces the figures that are constant. */
   figureShown(figure) {
-    return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
+    return (this.plain || this.drafted === 0) && !ALWAYS.includes(figure) ? "moment" : figure;
   }
 
   /** Indices of the rounds that generated tokens of an image. */
@@ -267,6 +269,7 @@ export class Run {
       acceptance: emitted,
       time: ms / emitted,
       moment: this.clock[index] / 1000,
+      certainty: record.certainties[this.shown.positionOf(cell) - record.position - 1] || NaN,
     };
   }
 
@@ -282,7 +285,7 @@ export class Run {
       substituted: 0,
       levels: [],
     };
-    return { ...tree, round: null, alpha: 0, ms, acceptance: 1, time: ms, moment: ms / 1000 };
+    return { ...tree, round: null, alpha: 0, ms, acceptance: 1, time: ms, moment: ms / 1000, certainty: NaN };
   }
 
   /** First and last cell of the tokens that were generated in the same round as the token of a cell. */
@@ -298,11 +301,11 @@ export class Run {
   /** A Float32Array with a figure of each cell of an image; NaN for tokens not generated before round `until`. */
   values(figure, image, until = Infinity) {
     const values = new Float32Array(this.cells).fill(NaN);
-    const ofRound = new Map();
+    const ofRound = figure === "certainty" ? null : new Map(); // other figures are equal for all tokens of a round
     this.roundOf[image]?.forEach((round, cell) => {
       if (round === NONE || round >= until) return;
-      if (!ofRound.has(round)) ofRound.set(round, this.token(image, cell)[figure]);
-      values[cell] = ofRound.get(round);
+      values[cell] = ofRound?.get(round) ?? this.token(image, cell)[figure];
+      ofRound?.set(round, values[cell]);
     });
     return values;
   }
@@ -343,7 +346,8 @@ export class Run {
 
 function named(record) {
   const [image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels = []] = record;
-  return { image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels };
+  const certainties = record[10] ?? []; // for each token, percent of its most probable value; 0 if it is not known
+  return { image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels, certainties };
 }
 
 /**

@@ -52,7 +52,7 @@ const PREVIOUS = "previous"; // id of the previous run in this list
 const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
 const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
-const MIN_HEIGHT = 413; // with a run
+const MIN_HEIGHT = 398; // with a run
 const SECOND_RUN_HEIGHT = 43; // additional text of a second run, and the controls to compare
 
 /** Node -> NodeMap, for the nodes of the open workflow and its subgraphs. */

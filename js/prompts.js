@@ -1,23 +1,71 @@
-/** The text of ADT-Tree Prompts is dimmed while a file is chosen, because the node then ignores it. */
+/**
+ * ADT-Tree Prompts takes a file from the user's computer, dropped on the node or chosen with its context menu. Its text is
+ * dimmed while a file is chosen, because the node then ignores it.
+ */
 
-import { callAfter, findWidget, registerExtension, setDisabled, setLabels } from "./comfy.js";
+import {
+  callAfter,
+  choicesOf,
+  findWidget,
+  registerExtension,
+  setDisabled,
+  setLabels,
+  setValue,
+  showError,
+  storeInput,
+} from "./comfy.js";
+import { make } from "./elements.js";
 import { texts } from "./texts.js";
 
+const NODE = "ADTTreePrompts";
 const TYPED = "(the text below)"; // as in nodes/prompts.py
+const ENDINGS = [".txt", ".json", ".jsonl", ".csv", ".tsv"]; // as in adt_core/app/prompts.py
+
+const isList = ({ name }) => ENDINGS.some((ending) => name.toLowerCase().endsWith(ending));
 
 function update(node) {
   setDisabled(node, findWidget(node, "text"), findWidget(node, "file").value !== TYPED);
 }
 
+/** Store a file on the server and choose it. @param {any} node @param {File} file */
+async function take(node, file) {
+  try {
+    const name = await storeInput(file);
+    const widget = findWidget(node, "file");
+    const choices = choicesOf(widget);
+    if (!choices.includes(name)) choices.push(name);
+    setValue(node, widget, name);
+  } catch (error) {
+    showError(String(error));
+  }
+}
+
+function choose(node) {
+  const input = make("input", { type: "file", accept: ENDINGS.join() });
+  input.onchange = () => take(node, input.files[0]);
+  input.click();
+}
+
 registerExtension({
   name: "adttree.prompts",
 
+  /** @param {any} node */
   nodeCreated(node) {
-    if (node.comfyClass !== "ADTTreePrompts") return;
+    if (node.comfyClass !== NODE) return;
     const file = findWidget(node, "file");
     setLabels(file, (value) => (value === TYPED ? texts.typed : (value ?? "")));
     callAfter(file, "callback", () => update(node));
     callAfter(node, "onConfigure", () => update(node));
+    node.onDragOver = ({ dataTransfer }) => [...(dataTransfer?.items ?? [])].some(({ kind }) => kind === "file");
+    node.onDragDrop = ({ dataTransfer }) => {
+      const dropped = [...(dataTransfer?.files ?? [])].find(isList);
+      if (dropped) take(node, dropped);
+      return Boolean(dropped);
+    };
     update(node);
+  },
+
+  getNodeMenuItems(node) {
+    return node.comfyClass === NODE ? [null, { content: texts.chooseFile, callback: () => choose(node) }] : [];
   },
 });

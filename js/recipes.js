@@ -27,7 +27,7 @@ const KEY = "adt_tree"; // keyword of the settings, as in adt_core/app/images.py
 const WORKFLOWS = ["workflow", "prompt"]; // keywords of ComfyUI's own texts
 const LARGEST = 2 ** 28; // bytes of a file that is read
 const CUSTOM = "custom";
-const METHODS = { "adt-tree": "Exact ADT-Tree", "no-drafting": "No drafting" }; // as in nodes/drafting.py
+const METHODS = { "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" }; // as in choices.py
 const NOISES = { upstream: "original script" }; // as in nodes/sampling.py
 
 /** The settings in an image file; null if ComfyUI opens the file itself, {} if the settings are damaged. */

@@ -77,8 +77,8 @@ async function encodeWebp(canvas, paint, shares) {
   return new Blob([animatedWebp(frames, canvas.width, canvas.height)], { type: "image/webp" });
 }
 
-/** The browser encodes in real time. */
-async function encodeWebm(canvas, paint, shares) {
+/** The browser encodes in real time. On a slow machine, the video has fewer frames, but the same duration. */
+async function encodeWebm(canvas, paint) {
   paint(0);
   const stream = canvas.captureStream(RATE);
   const recorder = new MediaRecorder(stream, { mimeType: "video/webm", videoBitsPerSecond: BITS });
@@ -88,8 +88,9 @@ async function encodeWebm(canvas, paint, shares) {
     recorder.onstop = resolve;
   });
   recorder.start();
-  for (const share of [...shares, ...Array(LAST * RATE).fill(1)]) {
-    paint(share);
+  const began = performance.now();
+  for (let seconds = 0; seconds < SECONDS + LAST; seconds = (performance.now() - began) / 1000) {
+    paint(Math.min(1, seconds / SECONDS));
     await new Promise((resolve) => setTimeout(resolve, 1000 / RATE));
   }
   recorder.stop();

@@ -119,13 +119,16 @@ export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
   const [times, drafting, sizes] = columns(3, rounds);
   const [images, jumps, ...numbers] = columns(2 + NUMBERS, sum(sizes));
   const levels = columns(1, sum(numbers[DEPTH]))[0].values(); // drafts on each level of each tree
+  const certainties = columns(1, sum(numbers[ACCEPTED]) + images.length)[0].values(); // of each token
+  const take = (values, length) => Array.from({ length }, () => values.next().value);
   const shareOf = positions(saved);
   const records = Array.from(images, (image, i) => {
     const own = numbers.map((values) => values[i]);
     return [
       ...shareOf(image, jumps[i], own[ACCEPTED]),
       ...own,
-      Array.from({ length: own[DEPTH] }, () => levels.next().value),
+      take(levels, own[DEPTH]),
+      take(certainties, own[ACCEPTED] + 1),
     ];
   });
   let end = 0;

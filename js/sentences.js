@@ -120,7 +120,8 @@ function about(token) {
   if (!token) return [texts.undecided];
   if (token.round === null) return [texts.withPrompt];
   const count = token.acceptance === 1 ? texts.alone : texts.together(token.acceptance);
-  return [count, texts.guessed(token.drafts, token.accepted), `${token.ms.toFixed(1)} ms`];
+  const certain = token.certainty ? [texts.certain(token.certainty)] : [];
+  return [count, texts.guessed(token.drafts, token.accepted), `${token.ms.toFixed(1)} ms`, ...certain];
 }
 
 /** Table about the round of a token, [[name, value]]. With two runs, each value has the form "A | B". */

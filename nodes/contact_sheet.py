@@ -47,11 +47,12 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
     Returns:
         `images` is the number of rows. `distinct_images` is the number of files, because several rows can have the same
         file. `left_out` is the argument. The other values count each file once: sums of `seconds` and `tokens`, and
-        means of `tau` (tokens per target pass), `mean_depth` (levels of the draft trees) and `substitution_rate` (share
-        of replaced tokens).
+        means of `tau` (tokens per target pass), `accepted_per_round` (accepted drafts per target pass), `mean_depth`
+        (levels of the draft trees) and `substitution_rate` (share of replaced tokens).
     """
     images = list({row["file"]: row for row in rows}.values())
     seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
+    means = {name: mean(image[name] for image in images) for name in ("tau", "mean_depth", "substitution_rate")}
     return {
         "images": len(rows),
         "distinct_images": len(images),
@@ -59,7 +60,8 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds if seconds else 0.0,
-        **{name: mean(image[name] for image in images) for name in ("tau", "mean_depth", "substitution_rate")},
+        **means,
+        "accepted_per_round": max(means["tau"] - 1, 0.0),
     }
 
 

@@ -24,13 +24,14 @@ from ..adt_core import Decoding, Round
 from ..adt_core.run.identity import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, watched
 from .log_errors import decorating
-from .saved_map import MAX_SAVED, attach, inputs_of, pack, shortened, texts_of, workflow_of
+from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortened, texts_of, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 """Fields of a record in live messages; see `ImageRound`. The position is that of the token before the first generated
-token, so kept tokens that the round has read are left out. A record of the finished map also has the number of drafts
-on each tree level, because the replay of a finished run shows them."""
+token, so kept tokens that the round has read are left out. Two lists follow: the number of drafts on each tree level,
+which is empty in live messages because only the replay of a finished run shows it, and how certain the model was of
+each token (`saved_map.certainties`)."""
 _LONGEST_VALUE = 200  # maximum number of characters of a widget's value
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
@@ -170,7 +171,8 @@ def _values(hidden: Any, known: Collection[str]) -> dict[str, str]:
 
 def _pack(round: Round) -> list:
     records = (
-        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:])] for record in round.images
+        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:]), [], certainties(record)]
+        for record in round.images
     )
     return [_milliseconds(round.seconds), _milliseconds(round.drafting), *records]
 

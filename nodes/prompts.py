@@ -16,6 +16,7 @@ from ..adt_core.app.prompt_remarks import remarks
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
+    EXAMPLE_CAPTIONS,
     FILES,
     PromptEntry,
     blank_note,
@@ -27,7 +28,7 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import Check, substitute_inputs
 from ..adt_core.files import is_hidden, opened
-from ..adt_core.messages import message
+from ..adt_core.messages import join, message
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from .schema import Tooltips, schema
@@ -35,6 +36,8 @@ from .sockets import checked
 from .validation_budget import Budget
 
 TYPED = "(the text below)"
+EXAMPLE = "(example captions)"
+"""Value of the input `file` that selects `EXAMPLE_CAPTIONS`."""
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Maximum number of characters of typed prompts, and of a name in an error message."""
 SEARCHED = (
@@ -62,7 +65,8 @@ VALIDATION = Budget(0.25)
 _PROMPTS_TOOLTIPS = Tooltips(
     inputs={
         "file": "A file in ComfyUI's input folder: text with one prompt per line, table (.csv, .tsv), MS-COCO "
-        "captions (.json) or .jsonl. Press R to update the list.",
+        "captions (.json) or .jsonl. Press R to update the list. (example captions) is a small file of the pack in the "
+        "format of MS-COCO.",
         "text": "Used if no file is chosen: one prompt per line, or the name of a file in ComfyUI's input folder. If "
         "empty, captions that are included in the pack.",
         "caption": "For MS-COCO captions: use the first or the longest caption of each image, with the id of the "
@@ -96,7 +100,7 @@ class ADTTreePrompts(io.ComfyNode):
             "complete list; other nodes run once per prompt.",
             search_aliases=list(SEARCHED),
             inputs=[
-                io.Combo.Input("file", options=[TYPED, *_files()], default=TYPED),
+                io.Combo.Input("file", options=[TYPED, *_files(), EXAMPLE], default=TYPED),
                 io.String.Input("text", default="", multiline=True),
                 io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
                 io.String.Input("filter", default=""),
@@ -148,13 +152,14 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        for note in (blank_note(listed), remarks(listed)):
-            if note:
-                tell(note)
+        notes = [note for note in (blank_note(listed), remarks(listed)) if note]
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
-        if file == TYPED and len(prompts) < len(selected):
-            tell(message("prompts.first", count=len(prompts), total=len(selected)), logging.INFO)
+        if notes:
+            tell(join(notes))
+        elif file != TYPED or len(prompts) < len(selected):
+            key = "prompts.first" if len(prompts) < len(selected) else "prompts.all"
+            tell(message(key, count=len(prompts), total=len(selected)), logging.INFO)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
@@ -285,13 +290,15 @@ def _file_digest(path: Path, facts: tuple[int, ...]) -> str:
 
 
 def _path(text: str, is_name: bool = False) -> Path | None:
-    """Return the file in ComfyUI's input folder that a text names, or None if the text consists of prompts.
+    """Return the file in ComfyUI's input folder, or the example, that a text names; None if it consists of prompts.
 
     A typed text with spaces names a file only if the file exists: a prompt may end with a file name, too.
 
     Any client can send any name. Names outside the folder are therefore rejected without access to the file system.
     """
     name = text.strip()
+    if name == EXAMPLE:
+        return EXAMPLE_CAPTIONS
     if not name.lower().endswith(FILES) or "\n" in name:
         return None
     parts = PureWindowsPath(name)  # handles the separators, drives and shares of all systems

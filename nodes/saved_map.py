@@ -47,6 +47,7 @@ def pack(rounds: list[Round]) -> str:
     - two columns with a value per record: the index of the image, and the encoded position (see `_jumps`)
     - a column for each of `_NUMBERS`, with a value per record
     - a column with `depth` values per record: the number of drafts on each level of its tree
+    - a column with `accepted` + 1 values per record: `certainties`
     """
     records = [record for entry in rounds for record in entry.images]
     columns: list[Iterable[int]] = [
@@ -58,6 +59,7 @@ def pack(rounds: list[Round]) -> str:
         _jumps(records),
         *([getattr(record, name) for record in records] for name in _NUMBERS),
         (drafts for record in records for drafts in _levels(record)),
+        (percent for record in records for percent in certainties(record)),
     ]
     numbers = b"".join(_varint(number) for column in columns for number in column)
     return base64.b64encode(zlib.compress(numbers, 9)).decode()
@@ -66,15 +68,15 @@ def pack(rounds: list[Round]) -> str:
 def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     """Encode rounds as text of limited length, for maps in image files. JPEG files can store only 64 KB of metadata.
 
-    Details are left out until the text is short enough: first the number of drafts on each tree level, then the times
-    of single rounds (each round gets the average time), then the last images.
+    Details are left out until the text is short enough: first the number of drafts on each tree level, then how certain
+    the model was, then the times of single rounds (each round gets the average time), then the last images.
 
     Args:
         most: Maximum number of characters.
     """
     images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
     data = ""
-    for simplify in (_without_levels, _with_average_times):
+    for simplify in (_without_levels, _without_certainties, _with_average_times):
         rounds = simplify(rounds)
         data = pack(rounds)
         if len(data) <= most:
@@ -90,6 +92,12 @@ def _without_levels(rounds: list[Round]) -> list[Round]:
     return [replace(entry, images=tuple(replace(record, levels=()) for record in entry.images)) for entry in rounds]
 
 
+def _without_certainties(rounds: list[Round]) -> list[Round]:
+    return [
+        replace(entry, images=tuple(replace(record, probabilities=()) for record in entry.images)) for entry in rounds
+    ]
+
+
 def _with_average_times(rounds: list[Round]) -> list[Round]:
     seconds = mean(entry.seconds for entry in rounds)
     drafting = mean(entry.drafting for entry in rounds)
@@ -99,6 +107,14 @@ def _with_average_times(rounds: list[Round]) -> list[Round]:
 def _levels(record: ImageRound) -> tuple[int, ...]:
     """Return the number of drafts on each of the `depth` levels of a record's tree, 0 for levels that are unknown."""
     return (*record.levels, *[0] * record.depth)[: record.depth]
+
+
+def certainties(record: ImageRound) -> list[int]:
+    """Return for each token that a record generated the probability of the most probable token in percent, at least 1.
+
+    0 stands for a probability that is not known.
+    """
+    return [max(1, round(100 * p)) for p in record.probabilities] or [0] * (record.accepted + 1)
 
 
 def _jumps(records: list[ImageRound]) -> Iterable[int]:

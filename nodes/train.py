@@ -252,6 +252,7 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
     with torch.inference_mode(False), torch.enable_grad():
         mm.unload_all_models()
         watch = _NodeWatch(node_id, plan.training.passes)
+        tell(message("training.begin"), logging.INFO, is_lasting=False)  # loading and measuring can take half a minute
         weights = [model.patcher, *filter(None, [model.text])]
         with telling_what_is_kept(lambda: watch.kept), loaded(weights) as device:
             trainer = training.train(replace(plan, device=device), model.target, watch)

@@ -39,6 +39,14 @@ FORMATS = PNG, WEBDATASET
 """Formats of the images of a list."""
 
 
+def _stride(shard: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise AdtError(f"`shard` is {shown(shard)}; write I/N with I from 1 to N, such as 2/8.")
+    return number, count
+
+
 @dataclass(frozen=True)
 class InputArgs(Settings):
     """Prompts of `generate`. The user sets exactly one of the options `prompt`, `prompts` and `from_png`."""
@@ -60,11 +68,7 @@ class InputArgs(Settings):
         Raises:
             AdtError: If `shard` has another form, or I is not from 1 to N.
         """
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
-        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        if not 1 <= number <= count:
-            raise AdtError(f"`shard` is {shown(self.shard)}; write I/N with I from 1 to N, such as 2/8.")
-        return number, count
+        return _stride(self.shard)
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,17 @@ class BenchmarkArgs(Settings):
         "A,B,...",
     )
     paper: bool = setting(False, "Measure and write the tables of the ADT-Tree paper.", kind=bool)
+    shard: str = text("1/1", "Measure only every N-th prompt, from the I-th on; the shards share a folder.", "I/N")
     output: Path = path("Folder for the results; an interrupted benchmark is resumed.", "DIR")
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """The numbers I and N of `shard`.
+
+        Raises:
+            AdtError: If `shard` has another form, or I is not from 1 to N.
+        """
+        return _stride(self.shard)
 
 
 @dataclass(frozen=True)

@@ -380,8 +380,8 @@ class _ComparedTotals:
         is_relaxed = plan.recipe.lantern is not None
         lines = [
             f"{plan.args.files.output}: {report['tokens']} tokens in {report['seconds']:.2f} s, "
-            f"{report['tokens_per_second']:.1f} tokens/s, tau {report['tau']:.2f}, "
-            f"mean depth {report['mean_depth']:.2f}"
+            f"{report['tokens_per_second']:.1f} tokens/s, tau {report['tau']:.2f} "
+            f"({report['accepted_per_round']:.2f} accepted drafts per pass), mean depth {report['mean_depth']:.2f}"
             + (f", {report['substitution_rate']:.1%} of the tokens substituted" if is_relaxed else "")
         ]
         if "plain" in report:

@@ -37,6 +37,8 @@ PARQUET = ".parquet"
 """Suffix of tables in the format Parquet."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
+EXAMPLE_CAPTIONS = BUNDLED_CAPTIONS.with_name("captions_example.json")
+"""Small file in MS-COCO's format with several captions per image, as in captions_val2017.json."""
 CAPTIONS = ("first", "longest", "all")
 """Which captions of an MS-COCO image become prompts. An MS-COCO image has several captions."""
 _TEXT_COLUMNS = ("prompt", "caption")

@@ -296,11 +296,15 @@ class Decoding:
 
 
 def _watched(decoding: Decoding, rounds: Generator[Round, None, None]) -> Generator[Round, None, None]:
-    """Yield the rounds of a decoding. Its first image removes the marker of the first use of Triton kernels."""
+    """Yield the rounds of a decoding. Its first image removes the marker of the first use of Triton kernels.
+
+    Images whose tokens are all kept do not count. Another image may end with kept tokens, so all its tokens count.
+    """
     device = decoding.target.decoder.embedding.device
     with choice.watched(device), closing(rounds):
         for round in rounds:
-            if bool((decoding.codes[:, -1] >= 0).any()):
+            drawn = decoding.codes[[record.image for record in round.images]]
+            if bool((drawn >= 0).all(1).any()):
                 first_use.end(device, proven=choice.has_launched(device))
             yield round
 

@@ -4,9 +4,9 @@ Plain decoding (without drafts) is always measured too. The methods take turns (
 decode a prompt before the next prompt.
 
 When all methods have finished a prompt, the results are appended to `runs.jsonl` in the benchmark's folder. A benchmark
-that was interrupted continues with the first missing prompt. The images are in the folders `images/METHOD`. If a method
-decodes the same tokens as plain decoding, no image is saved for this method. Its results then refer to the image of
-plain decoding.
+that was interrupted continues with the first missing prompt. Shards on several machines can share the folder. The
+images are in the folders `images/METHOD`. If a method decodes the same tokens as plain decoding, no image is saved for
+this method. Its results then refer to the image of plain decoding.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ from ..settings import BUNDLED
 from ..version import VERSION
 from . import quality, report
 from .presets import COMPARED, COMPARED_WITHOUT_NETWORK, NETWORK, Preset, find_preset, presets, read_methods
-from .records import RUNS, append, open_records
+from .records import RUNS, WHOLE, append, open_records
 
+REMAINING = "run the other shards, and then this command without `shard` for the complete tables."
+"""What to do if a shard has finished, but prompts of other shards are missing."""
 WARM_UP = 8
 """Number of rounds (target forward passes) of each method before the measurements."""
 
@@ -254,7 +256,11 @@ def measure(worker: BenchmarkWorker, folder: Path) -> Iterator[dict]:
 
 
 def collect(
-    benchmark: Benchmark, settings: dict, folder: Path, mapped: Callable[[list[int]], Iterable[tuple[int, Measured]]]
+    benchmark: Benchmark,
+    settings: dict,
+    folder: Path,
+    mapped: Callable[[list[int]], Iterable[tuple[int, Measured]]],
+    shard: tuple[int, int] = WHOLE,
 ) -> Iterator[dict]:
     """Measure the missing prompts, and write their images and records.
 
@@ -262,19 +268,23 @@ def collect(
         settings: Result of `Benchmark.settings`.
         mapped: Function that measures prompts. Its argument is a list of indices of prompts. It returns a pair
             (index, results) for each of these prompts, in any order.
+        shard: (I, N): measure every N-th prompt, from the I-th on.
 
     Yields:
-        A record for every prompt; see :func:`measure`.
+        A record for every prompt of this shard, and for every prompt that other shards have measured; see
+        :func:`measure`.
     """
-    done = open_records(folder, settings)
+    done = open_records(folder, settings, shard)
     yield from done
-    missing = set(range(len(benchmark.prompts))) - {record["prompt"] for record in done}
+    missing = set(range(len(benchmark.prompts))[shard[0] - 1 :: shard[1]]) - {record["prompt"] for record in done}
     for number, measured in mapped(sorted(missing)):
-        yield _save(benchmark, number, measured, folder)
+        record = _save(benchmark, number, measured, folder)
+        append(folder, record, shard)
+        yield record
 
 
 def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
-    """Write the images of a prompt, compute their quality scores, and append the record of the prompt."""
+    """Write the images of a prompt, compute their quality scores, and return the record of the prompt."""
     prompt = benchmark.prompts[number]
     runs = {}
     plain: dict = {}
@@ -289,9 +299,7 @@ def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
             result = {"picture": path, "quality": scores}
         plain = plain or result
         runs[name] = {**figures, **result}
-    record = {"prompt": number, "text": prompt, "runs": runs}
-    append(folder, record)
-    return record
+    return {"prompt": number, "text": prompt, "runs": runs}
 
 
 def _common_settings(settings: dict, others: list[dict]) -> dict:
@@ -319,6 +327,7 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
         AdtError: If an argument is invalid.
     """
     workers.check_args(parallel, args.prompts)
+    _ = args.stride  # raises an error if it is not valid
     given = {**given, "method": given.get("method") or DEFAULT + RELAXED}  # the values of LANTERN that suit the model
     recipe = resolve_recipe(given, Hardware.of(device))
     methods = args.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
@@ -355,12 +364,14 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     with workers.start_workers(build, parallel, device, count) as ((first, *others), mapped):
         settings = _common_settings(first, others) | {"metrics": list(metrics.images)}
         settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
-        running = collect(benchmark, settings, folder, mapped)
+        running = collect(benchmark, settings, folder, mapped, args.stride)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])
     images = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
     sets = metrics.sets(images) if metrics.sets else {}
     table, paths = report.write(records, settings, folder, sets, metrics.note)
+    if len(records) < count:
+        table += f"\n{len(records)} of {count} prompts are measured; {REMAINING}"
     has_plots = any(path.suffix == ".png" for path in paths)
     remedy = "" if has_plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy

@@ -2,7 +2,8 @@
 
 The benchmark measures the paper's methods at temperature 0 and 1. Then it measures ADT-Tree again, in turns with fixed
 trees of ADT-Tree's mean depth. So a gain over EAGLE-2 can be attributed to the adaptation, not to the mean depth.
-Each of the four benchmarks has a folder of its own in the output folder, and an interrupted one is resumed.
+Each of the four benchmarks has a folder of its own in the output folder, and an interrupted one is resumed. Shards
+leave out the fixed trees, which the run without `shard` measures.
 
 The tables are written as Markdown and CSV. If the paper has a figure for a method, it has columns of its own.
 """
@@ -23,6 +24,7 @@ from ..files import read_text, write_in
 from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
 from . import benchmark, report
 from .presets import PAPER_TREE
+from .records import WHOLE
 
 TEMPERATURES = (0.0, 1.0)
 BASELINE = "eagle2-paper"
@@ -91,7 +93,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
         device: "auto", "cpu" or "cuda".
 
     Returns:
-        The tables in Markdown, followed by the paths of the files.
+        The tables in Markdown, followed by the paths of the files. For a shard: what to run next.
 
     Raises:
         AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
@@ -112,11 +114,15 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
 
         part = f"temperature-{temperature:g}"
         first = measured(part, methods)
+        if args.stride != WHOLE:
+            continue  # the fixed trees depend on the results of all shards
         model = str(json.loads(read_text(args.output / part / "results.json", 4096))["settings"]["model"])
         adt_tree = next(row for row in first if row["method"] == ADT_TREE)
         fixed = measured(f"{part}-fixed", [ADT_TREE, *fixed_trees(adt_tree)])
         rows += [{**row, "temperature": temperature, "part": "methods"} for row in first]
         rows += [{**row, "temperature": temperature, "part": "fixed"} for row in fixed]
+    if args.stride != WHOLE:
+        return f"This shard is measured; {benchmark.REMAINING}"
     text = markdown(rows, model)
     columns = list(dict.fromkeys(["part", *HEADINGS, "method", *(column for row in rows for column in row)]))
     named = [{**row, **_extra(row, model)} for row in rows]

@@ -2,7 +2,8 @@
 
 The first line contains the settings of the benchmark. Each further line is a record: the results of all methods for one
 prompt. :func:`.benchmark.measure` describes the entries of a record. Lines are only appended. So an interruption loses
-at most the last record, and several processes can use the file at the same time.
+at most the last record, and several processes can use the file at the same time. Each shard of a benchmark has a file
+of its own in the folder, such as `runs-2-of-8.jsonl`, and every run reads the files of all shards.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
@@ -19,10 +21,14 @@ from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
 from ..policies import CostProfile
 from ..run import stats
+from ..run.lines import shard_path
 from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
+WHOLE = (1, 1)
+"""Shard with all prompts."""
+_FILES = re.compile(r"runs(-[0-9]+-of-[0-9]+)?\.jsonl")
 FIGURES = ("seconds", "verified_drafts", *MEANS)
 """Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
@@ -32,25 +38,28 @@ MAX_COLUMN_LENGTH = 100
 _log = logging.getLogger(__name__)
 
 
-def open_records(folder: Path, settings: dict) -> list[dict]:
-    """Return the first valid record of each prompt. Create the file if it does not exist.
+def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -> list[dict]:
+    """Return the first valid record of each prompt, of all shards. Create the file of a shard if it does not exist.
 
     Damaged lines, and records before the first line with settings, are ignored. They stay in the file.
 
     Raises:
-        AdtError: If the file has other settings, or cannot be read.
+        AdtError: If a file has other settings, or cannot be read.
     """
-    path = folder / RUNS
-    saved, records = _read(path)
-    if saved is None:
+    path = shard_path(folder / RUNS, shard)
+    if _read(path)[0] is None:
         if path.exists():
             _log.warning("'%s' is damaged and can't be read; the benchmark starts again.", path)
-        append(folder, {"settings": settings})
-        saved, records = _read(path)  # another process may have written its settings first
-    if saved != settings:
-        raise AdtError(
-            f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete {path}."
-        )
+        append(folder, {"settings": settings}, shard)
+    records: list[dict] = []
+    for file in sorted(file for file in folder.iterdir() if _FILES.fullmatch(file.name)):
+        saved, found = _read(file)
+        if saved not in (settings, None):
+            raise AdtError(
+                f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete "
+                f"{file}."
+            )
+        records += found
     valid: dict[int, dict] = {}
     for record in records:
         if _is_record(record, settings, folder):
@@ -62,13 +71,13 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     return list(valid.values())
 
 
-def append(folder: Path, record: dict) -> None:
-    """Append a record and flush it to the disk.
+def append(folder: Path, record: dict, shard: tuple[int, int] = WHOLE) -> None:
+    """Append a record to the file of a shard, and flush it to the disk.
 
     Raises:
         AdtError: If the file cannot be written.
     """
-    add_line(folder / RUNS, json.dumps(record))
+    add_line(shard_path(folder / RUNS, shard), json.dumps(record))
 
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:

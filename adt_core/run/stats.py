@@ -83,12 +83,14 @@ class Totals:
         """Return the statistics that `Trace.report` returns, and the number of images."""
         sums = self._sums
         count = max(sums["forwards"], 1)
+        means = {name: sums[name] / count for name in _MEANS}
         return {
             "images": self.images,
             "seconds": float(sums["seconds"]),
             "tokens": int(sums["tokens"]),
             "tokens_per_second": sums["tokens"] / sums["seconds"] if sums["seconds"] else 0.0,
-            **{name: sums[name] / count for name in _MEANS},
+            **means,
+            "accepted_per_round": max(means["tau"] - 1, 0.0),
             "target_forwards": round(sums["target_share"]),
             "drafter_forwards": round(sums["drafter_share"]),
             "verified_drafts": int(sums["verified_drafts"]),

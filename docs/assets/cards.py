@@ -16,6 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from adt_core.models.load import find_published
+from adt_core.policies import CHOICES
+
+AUTO = next(iter(CHOICES))
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"
 CARDS = {
@@ -30,8 +33,19 @@ CARDS = {
     "ADT-Tree GLM-Image edit a picture": "GLM-Image: edit",
     "ADT-Tree same as upstream (Janus-Pro)": "Same as upstream",
     "ADT-Tree text to image and upscale with a model": "Upscale with a model",
+    "ADT-Tree run of the paper (Anole with LANTERN)": "The paper's run",
+    "ADT-Tree MS-COCO batch with upscaling": "MS-COCO batch",
+    "ADT-Tree map and statistics of a run": "Map and statistics",
+    "ADT-Tree benchmark and diagnostics of this machine": "Benchmark",
+    "ADT-Tree train a drafter for a model": "Train a drafter",
 }
 """Workflow -> title of its card."""
+RESULTS = {
+    "ADTTreeBatchSampler": "images",
+    "ADTTreeBenchmark": "a table",
+    "ADTTreeTrainDrafter": "a drafter",
+}
+"""Node that reads a list of prompts -> what the workflow makes of the list."""
 VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
 BACKGROUND = (24, 27, 38)
 PANEL = (38, 42, 56)
@@ -62,13 +76,20 @@ class Workflow:
     def __init__(self, name: str) -> None:
         nodes = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
         values = {node["type"]: node.get("widgets_values") or [""] for node in reversed(nodes)}
-        self.prompt: str = values["CLIPTextEncode"][0]
+        self.list_node = next((node for node in RESULTS if node in values), "")
+        if self.list_node:
+            counts = values["ADTTreePrompts"][5:] if "ADTTreePrompts" in values else values[self.list_node]
+            count = next(value for value in counts if type(value) is int)
+            self.prompt = f"{count} prompts of a list, such as MS-COCO's captions"
+        else:
+            self.prompt = values["CLIPTextEncode"][0]
+        self.drafting = str(next((value for value in values.get("ADTTreeBatchSampler", []) if value in CHOICES), ""))
         self.model: str = values["ADTTreeModelLoader"][0]
         self.dtype: str = values["ADTTreeModelLoader"][1]
         self.source = "LoadImage" in values
         self.upscaler = values.get("UpscaleModelLoader", [""])[0].partition(".")[0]
         self.second_stage = "ADTTreeGLMImageDecode" in values
-        self.upstream = bool({"upstream", "original script"} & set(map(str, values["ADTTreeSampler"])))
+        self.upstream = bool({"upstream", "original script"} & set(map(str, values.get("ADTTreeSampler", []))))
 
     def needs(self) -> str:
         """Return the size of the download and, for the model's own dtype, the GPU memory; "" for the bundled model."""
@@ -81,9 +102,15 @@ class Workflow:
     def steps(self) -> list[str]:
         """Return the steps of the workflow, in order."""
         model = "the bundled model" if self.model == "bundled" else self.model
+        if self.list_node == "ADTTreeBenchmark":
+            return [f"Methods in turns with {model}", "figures with intervals"]
+        if self.list_node == "ADTTreeTrainDrafter":
+            return [f"Images by {model}", "training on their tokens"]
         steps = [f"Tokens by {model}"]
         if self.upstream:
             steps[0] += " with the noise of its original script"
+        if self.drafting not in ("", AUTO):
+            steps[0] += f" with {self.drafting}"
         steps.append("its second stage" if self.second_stage else "VAE decode")
         if self.upscaler:
             steps.append(f"upscaling by {self.upscaler}")
@@ -176,8 +203,8 @@ def card(title: str, workflow: Workflow) -> Image.Image:
     image = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
     draw = ImageDraw.Draw(image)
     draw.text((MARGIN, 58), title, font=font(38), fill="white")  # below ComfyUI's badge "Node graph"
-    inputs = "Image and prompt" if workflow.source else "Prompt"
-    draw.text((MARGIN, 108), f"{inputs} to image", font=font(25), fill=VIRIDIS[4])
+    inputs = "Image and prompt" if workflow.source else "Prompts" if workflow.list_node else "Prompt"
+    draw.text((MARGIN, 108), f"{inputs} to {RESULTS.get(workflow.list_node, 'image')}", font=font(25), fill=VIRIDIS[4])
     top = 146
     bottom = 386
     prompt_top = top

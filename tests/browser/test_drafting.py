@@ -2,7 +2,7 @@
 
 import pytest
 
-NAMES = ["Auto", "ADT-Tree", "EAGLE-2", "No drafting", "Static: mc_sim_7b_63", "Static: naive_extend_57"]
+NAMES = ["Auto", "ADT-Tree", "EAGLE-2", "No drafting", "Static: mc_sim_7b_63", "Static: naive_extend_57", "Predicted"]
 
 
 def settings(tab, expression: str):

@@ -9,7 +9,7 @@ import time
 import pytest
 from map_reading import done, expected, flat, give, new_seed, painted, point, same_colours, settled, trace_of, values
 
-FIGURES = ("acceptance", "depth", "width", "time")
+FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 
 
 def test_first_template_runs_and_shows_its_map(tab):

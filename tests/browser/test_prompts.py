@@ -42,3 +42,26 @@ def test_only_blank_cells_of_a_table_cause_a_message_which_does_not_resize_the_b
     assert "1 of 2 prompts are blank and were left out: '2'." in tab.page.evaluate(LINE)
     tab.screenshot("blank_prompt")
     assert before > 100 and before - tab.page.evaluate(HEIGHT) < 50
+
+
+DROP = """async ([name, text]) => {
+  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([text], name));
+  const event = new DragEvent('drop', { dataTransfer });
+  return node.onDragOver(event) && node.onDragDrop(event);
+}"""
+FILE = "app.graph.nodes.find((one) => one.type === 'ADTTreePrompts').widgets.find((one) => one.name === 'file').value"
+
+
+def test_a_dropped_list_is_stored_and_used(tab, comfy):
+    """Files with other contents leave the choice as it is, so that ComfyUI opens them."""
+    tab.open_template("ADT-Tree batch of prompts with report")
+    number = next(NUMBERS)
+    assert tab.page.evaluate(DROP, ["picture.png", "x"]) is False
+    assert tab.page.evaluate(DROP, [f"dropped-{number}-{tab.vue}.csv", "prompt\na red house\na blue boat\n"])
+    tab.page.wait_for_function(f"{FILE} === 'dropped-{number}-{tab.vue}.csv'")
+    assert (comfy.base / "input" / f"dropped-{number}-{tab.vue}.csv").read_text(encoding="utf-8").startswith("prompt\n")
+    run(tab, f"dropped-{number}-{tab.vue}.csv", "")
+    assert tab.page.evaluate(LINE) == "All 2 prompts."
+    tab.screenshot("dropped_prompts")

@@ -68,7 +68,7 @@ def test_png_without_a_workflow_opens_our_graph(tab):
     loader, sampler = nodes["ADTTreeModelLoader"], nodes["ADTTreeSampler"]
     assert (loader["model"], loader["dtype"], loader["exact"]) == ("bundled", "float32", True)
     names = "preset", "guidance", "temperature", "top_k", "top_p", "seed", "batch_size", "drafting"
-    values = "custom", 3.5, 0.7, 40, 0.9, 77, 3, "Exact ADT-Tree"
+    values = "custom", 3.5, 0.7, 40, 0.9, 77, 3, "ADT-Tree"
     assert [sampler[name] for name in names] == list(values)
     tab.screenshot("recipe")
     sampler = "app.graph.nodes.find((n) => n.type === 'ADTTreeSampler')"

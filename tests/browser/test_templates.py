@@ -17,6 +17,8 @@ RUNNABLE = [
     "ADT-Tree continue a picture",
     "ADT-Tree batch of prompts with report",
 ]
+INPAINT = "ADT-Tree inpaint with MaskEditor"
+"""Template that generates nothing until the user paints a mask; test_masks.py does."""
 
 MISSING = [
     "ADT-Tree Anole 7B text to image",
@@ -138,7 +140,7 @@ def test_first_template_fits_the_screen(tab):
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.75
 
 
-@pytest.mark.parametrize("name", [pytest.param(RUNNABLE[0], marks=pytest.mark.smoke), *RUNNABLE[1:], *MISSING])
+@pytest.mark.parametrize("name", [pytest.param(RUNNABLE[0], marks=pytest.mark.smoke), *RUNNABLE[1:], INPAINT, *MISSING])
 def test_template_opens_with_every_node_visible(tab, name):
     tab.open_template(name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")

@@ -35,5 +35,6 @@ def test_training_shows_its_needs_and_its_curve(tab, workflow):
     tab.run()
     tab.page.wait_for_function(SHOWN, arg=[node, name])
     tab.screenshot("train")
-    first, *steps = tab.page.evaluate("adtTest.text")
+    begin, first, *steps = tab.page.evaluate("adtTest.text")
+    assert begin == "Measuring how long the training takes"
     assert first.startswith("The training takes about ") and any(" tokens a pass; about " in line for line in steps)

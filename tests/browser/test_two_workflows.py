@@ -7,9 +7,9 @@ import re
 
 import pytest
 from comfy_page import ComfyPage
-from test_templates import RUN, RUNNABLE, SMALL
+from test_templates import INPAINT, RUN, RUNNABLE, SMALL
 
-ONLY_PROMPTS = [name for name in RUNNABLE if "batch of prompts" not in name]
+ONLY_PROMPTS = [name for name in [*RUNNABLE, INPAINT] if "batch of prompts" not in name]
 """Templates with a map."""
 SEED = 4711
 FIX = """() => app.graph.nodes.flatMap((n) => n.widgets ?? [])

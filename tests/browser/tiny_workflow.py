@@ -14,7 +14,7 @@ OUTPUTS = {
     "VAEDecode": {"IMAGE": "IMAGE"},
 }
 """Type of node -> names and types of its outputs."""
-SETTINGS = ["auto", "coupled", 0, 0, 0, "horizontal", "carry", 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0]
+SETTINGS = ["auto", "coupled", 0, 0, 0, 0.0, 0, 0, 0, 0, "horizontal", "carry", 0, 0, 0.0, 0.0, "both"]
 NUMBERS = [3.0, 1.0, 0, 1.0, 1, 0.5, 0.0, "Auto", "model default"]
 """Values of the sampler's widgets after the seed. The list has no value for the newer input *noise*, so the page uses
 the default of this input."""

@@ -67,6 +67,33 @@ test("the tokens of rounds that were never received stay unknown", () => {
   assert.equal(run.token(0, 1), null);
 });
 
+test("with a mask, the pass of the prompt generates the first token only if it is not kept", () => {
+  // Lengths of stretches: kept, generated, kept, ... The first record begins after the kept tokens that follow token 0.
+  const record = [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]];
+  const values = (given, first = 0) => {
+    const run = new Run({ ...HEADER, given: [given] });
+    run.append(first, [record]);
+    return [...run.values("acceptance", 0)];
+  };
+  assert.deepEqual(values([0, 1, 3, 4]), [1, N, N, N, 1, N, N, N]);
+  assert.deepEqual(values([4, 4]), [N, N, N, N, 1, N, N, N]);
+  assert.deepEqual(values([0, 2, 2, 4], 1), [N, N, N, N, 1, N, N, N], "an earlier round was never received");
+});
+
+test("certainty differs between the tokens of a round, and 0 stands for a value that is not known", () => {
+  const [record] = ROUNDS[0].slice(2);
+  const run = new Run(HEADER);
+  run.append(0, [[20, 5, [...record, [90, 0, 40]]], ROUNDS[1]]);
+  assert.deepEqual([...run.values("certainty", 0)], [N, 90, N, 40, N, N, N, N]);
+  assert.match(describe([run.token(0, 1)], 1, 4), /\n90 % certain$/);
+  assert.doesNotMatch(describe([run.token(0, 2)], 2, 4), /certain/);
+  const plain = made({ method: "no-drafting" });
+  assert.deepEqual(
+    ["depth", "time", "certainty"].map((figure) => plain.figureShown(figure)),
+    ["moment", "time", "certainty"],
+  );
+});
+
 test("if a smaller image precedes the image, the map shows the one that is generated, and the image at the end", () => {
   const header = { small: [2, 2], grid: [1, 4] };
   const run = made(header, ROUNDS.slice(0, 1));

@@ -4,6 +4,7 @@ import { deflateSync } from "node:zlib";
 import { FIGURES } from "../../js/map_model.js";
 import { Budget, checkMap, checkProperty, unpack } from "../../js/saved_map.js";
 
+const CELLS = 8;
 const MAP = {
   id: "a",
   node: "6",
@@ -36,10 +37,11 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
     [1, 0, 1], // accepted
     [0, 0, 1], // substituted
     [3, 1, 1], // drafts on each level: 3 and 1 of the first record, none of the second record, 1 of the third record
+    [90, 100, 0, 7, 100], // percent of the most probable value of each token; 0 if it is not known
   ];
   assert.deepEqual(await unpack(saved(columns.flat())), [
-    [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1]], [1, 3, 1, 1, 0, 0, 0, 0, 0, []]],
-    [1, 0.5, [0, 1, 3, 1, 1, 1, 1, 1, 1, [1]]],
+    [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1], [90, 100]], [1, 3, 1, 1, 0, 0, 0, 0, 0, [], [0]]],
+    [1, 0.5, [0, 1, 3, 1, 1, 1, 1, 1, 1, [1], [7, 100]]],
   ]);
 });
 
@@ -71,6 +73,7 @@ const oneRound = (records, levels = []) =>
     ...varint(records.length),
     ...Array.from({ length: 9 }, (_, i) => records.flatMap((record) => varint(record[i]))).flat(),
     ...levels,
+    ...records.flatMap((record) => Array(Math.min(record[7], CELLS) + 1).fill(50)),
   ]);
 /** The bytes of a varint, see nodes/saved_map.py. Example: 300 = 2 * 128 + 44 gives [128 + 44, 2]. */
 const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);

@@ -94,6 +94,21 @@ def test_the_verdict_names_changed_images_and_the_fastest_method(methods, line):
     assert all(part.key for part in found.parts), "every part has translations"
 
 
+def test_shards_together_measure_all_prompts(run, tmp_path):
+    code, text, _ = run("--shard", "1/2", methods="eagle2")
+    assert code == 0 and "2 of 3 prompts are measured; run the other shards" in text
+    code, text, _ = run("--shard", "2/2", methods="eagle2")
+    assert code == 0 and "prompts are measured" not in text
+    files = [tmp_path / "out" / f"runs-{number}-of-2.jsonl" for number in (1, 2)]
+    read = [[json.loads(line).get("text") for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    assert read == [[None, "a cat", "a cow"], [None, "a dog"]]
+    saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert [record["prompt"] for record in saved["records"]] == [0, 1, 2]
+    assert run(methods="eagle2")[0] == 0, "a run without a shard measures what is missing: nothing"
+    assert len((tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert run("--shard", "3/2", methods="eagle2")[0] != 0
+
+
 def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
     make_decoding = Pipeline.decoding
     started = []

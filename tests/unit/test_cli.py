@@ -55,7 +55,10 @@ def test_output_files(generate):
         "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
     )
     assert code == 0, err
-    assert all(words in out for words in ("tau", "mean depth", "tokens/s", "Speed-up", "tokens identical"))
+    assert all(
+        words in out
+        for words in ("tau", "accepted drafts per pass", "mean depth", "tokens/s", "Speed-up", "tokens identical")
+    )
     assert "16/" in err or "32/32" in err or "%" in err, "stderr must contain a progress bar"
     grids = read_grids("t.json")
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]

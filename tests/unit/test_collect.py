@@ -47,6 +47,7 @@ def test_all_statistics_are_written(tmp_path):
         "tokens": 32,
         "tokens_per_second": pytest.approx(32 / 3),
         "tau": 3.0,
+        "accepted_per_round": 2.0,
         "mean_depth": 1.5,
         "substitution_rate": 0.0,
     }

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import cache_folder
+from adt_core import Drafting, cache_folder, load_target
 from adt_core.errors import AdtError
 from adt_core.kernels import choice, first_use, verdicts
+from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime, new_runtime
+from tests.drafted import new_decoding
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -138,6 +140,19 @@ def test_later_images_of_a_process_need_no_marker_after_the_first_one(folder):
         first_use.end(CPU, proven=True)
     with choice.watched(CPU):
         assert not markers(folder)
+
+
+def test_the_marker_stays_until_an_image_is_complete(folder, tiny):
+    """The last tokens of the first image are kept. All tokens of the second image are kept, so no round draws it."""
+    target = load_target(tiny / "target")
+    first_use.begin(CPU)
+    kept = torch.zeros(2, target.num_cells, dtype=torch.long)
+    kept[0, :4] = -1
+    rounds = iter(new_decoding(target, [target.encode_prompt("a cat")] * 2, drafting=Drafting(PLAIN), kept=kept))
+    for _ in range(3):  # the first token is decided before the rounds
+        assert len(markers(folder)) == 1
+        next(rounds)
+    assert not markers(folder)
 
 
 @pytest.mark.parametrize("error, kept", [(KeyboardInterrupt(), 0), (ValueError("no"), 0), (RuntimeError("no"), 0)])

@@ -105,6 +105,36 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
     assert entries() == expected and not get_runtime().graph_failures
 
 
+@pytest.mark.parametrize("name", [None, "merged", pytest.param("adt-tree", marks=pytest.mark.long)])
+def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, monkeypatch, name):
+    """Both masks begin at the same token, so the second batch reuses the memory and the rounds of the first one."""
+    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
+    kept = (torch.arange(2 * target.num_cells) % target.num_codes).view(2, -1)
+    masks = kept.clone(), kept.clone()
+    masks[0][:, [2, 3, 8, 9, 10, 11, 12, 13]] = -1
+    masks[1][:, [2, 5, 6, 7, 14]] = -1
+
+    def draw():
+        how = {"drafting": Drafting(**options), "sampling": Sampling(seed=1)}
+        return [
+            run(target, drafters[source] if source else None, PROMPTS[:2], kept=mask, **how).codes for mask in masks
+        ]
+
+    def counted_round(*arguments):
+        captured = tape.captured
+        with counted(tape, monkeypatch) as ledger:
+            outcome = run_round(*arguments)
+        assert tape.captured > captured or ledger.reads == 1
+        return outcome
+
+    expected = draw()
+    tape = as_on_a_gpu(Tape())
+    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
+    found = draw()
+    assert all(map(torch.equal, found, expected)) and not get_runtime().graph_failures
+    assert tape.replayed > tape.captured, "some rounds are replayed again"
+
+
 def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
     """Plain rounds run before the first drafts, and after drafting has ended.
 

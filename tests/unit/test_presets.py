@@ -136,5 +136,9 @@ def test_paper_measures_both_temperatures_and_fixed_trees_and_writes_its_tables(
     assert row.endswith("| 2.21 | 3.40 | 3.86 |"), "the paper's figures are beside ours"
     header, *rows = (tmp_path / "paper.csv").read_text(encoding="utf-8").splitlines()
     assert "accepted_per_round" in header and len(rows) == sum(len(names) for *_, names in ran)
+    ran.clear()
+    part = paper.BenchmarkArgs(output=tmp_path / "shard", paper=True, shard="1/2")
+    assert "run the other shards" in paper.run(part, paper.QualityArgs(), paper.WorkerArgs(), {}, "cpu")
+    assert [name for name, *_ in ran] == ["temperature-0", "temperature-1"], "fixed trees need the results of all"
     with pytest.raises(AdtError, match="temperature"):
         paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {"temperature": 0.5}, "cpu")

@@ -53,6 +53,16 @@ def test_records_are_read(folder):
     assert (folder / RUNS).read_bytes() == before
 
 
+def test_shards_have_files_of_their_own_and_every_run_reads_all(folder):
+    before = (folder / RUNS).read_bytes()
+    assert open_records(folder, SETTINGS, (3, 3)) == [record(0), record(1)]
+    append(folder, record(2), (3, 3))
+    assert (folder / RUNS).read_bytes() == before and (folder / "runs-3-of-3.jsonl").exists()
+    assert open_records(folder, SETTINGS, (1, 3)) == open_records(folder, SETTINGS) == [*map(record, (2, 0, 1))]
+    with pytest.raises(AdtError, match="other settings"):
+        open_records(folder, SETTINGS | {"prompts": ["a cat"]}, (2, 3))
+
+
 def test_records_without_an_image_are_ignored(folder):
     (folder / record(0)["runs"]["eagle2"]["picture"]).unlink()
     assert open_records(folder, SETTINGS) == [record(1)]

@@ -163,7 +163,7 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
-        rf"about {number} min \({number} to generate, {number} to train\), {number} GiB of memory and "
+        rf"about {number} (min|s) \({number} to generate, {number} to train\), {number} GiB of memory and "
         rf"{number} GiB of disk",
         estimate,
     )

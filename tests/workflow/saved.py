@@ -31,6 +31,8 @@ def unpack(saved: dict) -> list:
         records.append([image, position, *own])
     for record in records:
         record.append(column(record[4]))
+    for record in records:
+        record.append(column(record[7] + 1))
     assert next(numbers, None) is None
     left = iter(records)
     return [

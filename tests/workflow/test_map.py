@@ -21,12 +21,17 @@ RECORD = (
     "substituted",
     "levels",
 )
-"""Values that a map stores for each image in each round. The names are those in the trace."""
+"""Values that a map stores for each image in each round. The names are those in the trace. The probabilities follow."""
 
 
 def read(outputs: dict) -> dict:
     """Return the trace from the output of the probe node."""
     return json.loads(next(output["text"][0] for output in outputs.values() if "text" in output))
+
+
+def without_levels(record: list) -> list:
+    *own, _, certainties = record
+    return [*own, [], certainties]
 
 
 @pytest.fixture
@@ -62,14 +67,16 @@ def test_updates_and_history_contain_the_complete_trace(comfy, traced):
             "workflow": "a workflow",
         }
     assert 1 < len(updates) <= 10 * (updates[-1].at - updates[0].at) + 2
-    live = [[ms, drafting, *(record[:-1] for record in records)] for ms, drafting, *records in complete]
+    live = [[ms, drafting, *map(without_levels, records)] for ms, drafting, *records in complete]
     assert rounds == live[: len(rounds)], "updates leave out the tree levels, which only a replay shows"
     trace = read(outputs)
     for (ms, drafting, *records), traced_round in zip(complete, trace["rounds"], strict=True):
         assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01) and drafting == pytest.approx(
             1000 * traced_round["drafting"], abs=0.01
         )
-        assert records == [[record[name] for name in RECORD] for record in traced_round["images"]]
+        percent = [[max(1, round(100 * p)) for p in record["probabilities"]] for record in traced_round["images"]]
+        known = [[record[name] for name in RECORD] for record in traced_round["images"]]
+        assert records == [[*record, own] for record, own in zip(known, percent)] and all(percent)
     assert any(record["levels"] and max(record["levels"]) > 1 for one in trace["rounds"] for record in one["images"])
     assert kept["inputs"]["seed"] == "601" and kept["relaxed"] is False
     number = traced.inputs("ADTTreeSampler")["positive"][0]

@@ -25,7 +25,8 @@ def test_trained_drafter_is_listed_and_used(stocked, graph):
         kept = lines_under(browser.messages, node)[-1]
     assert re.fullmatch(r"\d+ (of \d+ images|steps) kept\. Press Run to continue\.", kept)
     outputs, messages = comfy.watch(prompt)
-    first, *_, last = lines_under(messages, node)
+    begin, first, *_, last = lines_under(messages, node)
+    assert begin == "Measuring how long the training takes"
     assert first.startswith("The training takes about ") and first.endswith(" GiB of disk.")
     assert last.startswith("'trained' drafts ") and last.endswith(
         " tokens a pass after 10 steps; the Drafter Loader has it."

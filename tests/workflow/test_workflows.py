@@ -34,6 +34,8 @@ AT_DEFAULTS = {
     },
 }
 """Nodes of the workflows for beginners."""
+WITH_PROMPTS = {"ADTTreeBenchmark", "ADTTreeTrainDrafter"}
+"""Nodes that have their own list of prompts, and show their result."""
 TO_INSTALL = {
     "ADT-Tree Anole 7B text to image": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
     "ADT-Tree Lumina-mGPT text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
@@ -46,6 +48,8 @@ TO_INSTALL = {
     "ADT-Tree GLM-Image text to image": ("ADTTreeModelLoader", "model", "GLM-Image"),
     "ADT-Tree GLM-Image edit a picture": ("ADTTreeModelLoader", "model", "GLM-Image"),
     "ADT-Tree text to image and upscale with a model": ("UpscaleModelLoader", "model_name", UPSCALER),
+    "ADT-Tree MS-COCO batch with upscaling": ("UpscaleModelLoader", "model_name", UPSCALER),
+    "ADT-Tree run of the paper (Anole with LANTERN)": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
 }
 """Workflow that needs a model outside the pack -> node that loads the model, input of the node, value of the input."""
 
@@ -103,10 +107,11 @@ def test_form_for_app_mode_fits_the_nodes(name, object_info):
         sections = object_info[kind]["input"]
         assert widget in {*sections["required"], *sections.get("optional", {}), "acceptance_map"}, (kind, widget)
     first = [kind for kind, _ in chosen][: 1 + (chosen[0][1] in ("image", "file"))]
-    assert {*first} <= {"LoadImage", "CLIPTextEncode", "ADTTreePrompts"}
+    assert {*first} <= {"LoadImage", "CLIPTextEncode", "ADTTreePrompts", *WITH_PROMPTS}
     assert {"seed", "model"} <= {widget for _, widget in chosen} and len({*map(tuple, chosen)}) >= 5
     assert {nodes[node] for node in form["outputs"]} <= {
-        *("SaveImage", "PreviewImage", "ADTTreeBatchSampler", "ADTTreeBatchReport")
+        *("SaveImage", "PreviewImage", "ADTTreeBatchSampler", "ADTTreeBatchReport", "ADTTreeDiagnostics"),
+        *WITH_PROMPTS,
     }
 
 
@@ -202,7 +207,8 @@ def test_models_in_one_file_use_comfyuis_download_dialogue():
                 found[name] = model
                 assert model["name"] in node["widgets_values"] and model["url"].endswith(model["name"])
     assert {name: model["directory"] for name, model in found.items()} == {
-        "ADT-Tree text to image and upscale with a model": "upscale_models"
+        "ADT-Tree text to image and upscale with a model": "upscale_models",
+        "ADT-Tree MS-COCO batch with upscaling": "upscale_models",
     }
 
 
@@ -328,6 +334,39 @@ def test_lantern(comfy, template):
 def test_image_is_enlarged(comfy, template, name, side):
     (image,) = images(comfy, comfy.run(template(name).prompt))
     assert image.shape == (side, side, 3) and image.std() > 20
+
+
+@pytest.mark.parametrize(
+    "name, scale",
+    [
+        pytest.param("ADT-Tree run of the paper (Anole with LANTERN)", 1, id="the paper's run"),
+        pytest.param("ADT-Tree MS-COCO batch with upscaling", 4, id="MS-COCO", marks=pytest.mark.smoke),
+    ],
+)
+def test_caption_files(comfy, template, name, scale):
+    """The longest captions of a sample of the example file, with the bundled model."""
+    graph = template(name).set("ADTTreeModelLoader", model="bundled").set("ADTTreePrompts", count=2)
+    folder = f"captions {uuid.uuid4().hex[:8]}"
+    outputs = comfy.run(graph.set("ADTTreeBatchSampler", folder=folder).prompt)
+    (report,) = comfy.base.glob(f"output/adt_tree_batches/{folder.replace(' ', '-')}-*/report.json")
+    listed = json.loads((ROOT / "adt_core/bundled/captions_example.json").read_text(encoding="utf-8"))["annotations"]
+    rows = json.loads(report.read_text(encoding="utf-8"))["images"]
+    assert len(rows) == 2
+    for row in rows:
+        captions = [one["caption"] for one in listed if str(one["image_id"]) == row["id"]]
+        assert row["prompt"] == max(captions, key=len) and len(captions) > 1
+    if "SaveImage" in {node["class_type"] for node in graph.prompt.values()}:
+        saved = images(comfy, outputs, graph.id("SaveImage"))
+        assert [image.shape for image in saved] == [(scale * 128, scale * 128, 3)] * 2
+
+
+def test_map_and_statistics(comfy, template):
+    graph = template("ADT-Tree map and statistics of a run")
+    outputs = comfy.run(graph.prompt)
+    (image,) = images(comfy, outputs, graph.id("SaveImage"))
+    assert image.std() > 20
+    (text,) = outputs[graph.id("PreviewAny")]["text"]
+    assert "ertainty" in text
 
 
 def test_continue_image(comfy, template):

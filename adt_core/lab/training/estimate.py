@@ -20,6 +20,7 @@ WARM_UP_ROUNDS = 3
 """Number of decoding rounds before the timed rounds. The first rounds are slower, so their time is not used."""
 TIMED_ROUNDS = 5
 GIB = 2**30
+_SHORT = 180  # seconds
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,15 @@ class TrainingEstimate:
     disk: float
 
     @property
-    def minutes(self) -> str:
-        """Total time in minutes, as text."""
-        return _format((self.drawing + self.learning) / 60)
-
-    @property
     def message(self) -> Message:
-        """Message for the user with all resources."""
+        """Message for the user with all resources. Times are in seconds if the training takes less than `_SHORT`."""
+        total = self.drawing + self.learning
+        key, unit = ("training.estimate_seconds", 1) if total < _SHORT else ("training.estimate", 60)
         return message(
-            "training.estimate",
-            minutes=self.minutes,
-            drawing=_format(self.drawing / 60),
-            learning=_format(self.learning / 60),
+            key,
+            total=_format(total / unit),
+            drawing=_format(self.drawing / unit),
+            learning=_format(self.learning / unit),
             memory=_format(self.memory / GIB),
             disk=_format(self.disk / GIB),
         )

@@ -121,6 +121,12 @@ def test_prompt_lists(pack, listed):
     assert len(set(shuffled)) == 4 and set(shuffled) < set(captions) and shuffled != captions[:4]
     assert listed(filter="RED ", count=0) == [item for item in captions if "red " in item[1].lower()] != []
     assert listed(caption="all", count=1)[0][0] == "7000"
+    example = listed(file="(example captions)", caption="longest", count=0, text="unused")
+    assert len(example) == 12 and example[0] == (
+        "1000",
+        max((text for _, text in listed(file="(example captions)", caption="all", count=4)), key=len),
+    )
+    assert pack.nodes["ADTTreePrompts"].validate_inputs(file="(example captions)", text="") is True
     typed = {"file": "(the text below)"}
     assert listed(**typed, text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
     choices = {"text": "a {red|blue} cow\n{|a dog}", "choices": "all combinations"}
