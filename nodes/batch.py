@@ -36,6 +36,7 @@ from .sampling import Run, noise_input, prepare, preset_input, sampling_inputs
 from .saved_map import without_maps
 from .schema import Tooltips, schema
 from .sockets import (
+    NO_QUEUE,
     BatchResults,
     DrafterSocket,
     LanternSocket,
@@ -140,10 +141,11 @@ class ADTTreeBatchSampler(io.ComfyNode):
         asked = {name: single.pop(name) for name in ("seed_mode", "invalid_prompts") if name in single}
         batch_size = single.pop("batch_size", CHUNK)
         name = single.pop("folder", "")
+        hidden = cls.hidden or NO_QUEUE
         run = _prepared(**single)
         given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
         batch = _batch(run=run, given=given, folder=name)
-        remark = _draw(batch, run, batch_size, cls.hidden)
+        remark = _draw(batch, run, batch_size, hidden)
         kept = message("batch.metadata") if args.disable_metadata else ""
         if remarks := join((remark, *run.notes, news(batch), kept)):
             where = message("batch.folder", folder=_shown(batch.store.folder))

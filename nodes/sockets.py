@@ -103,7 +103,7 @@ class BatchResults:
 _OF_THE_PAGE = "control_after_generate", "measurement"
 """Inputs that the page adds: the first one to a seed when it exports a workflow, the second one when the user measures
 again, so that ComfyUI does not return a cached result."""
-_NO_QUEUE = SimpleNamespace(unique_id=None, prompt=None, extra_pnginfo=None)
+NO_QUEUE = SimpleNamespace(unique_id=None, prompt=None, extra_pnginfo=None)
 """Hidden inputs of a node that a script calls without ComfyUI's queue."""
 _MOST_NAMED = 10
 """Maximum number of unknown inputs that a warning names."""
@@ -136,7 +136,7 @@ def checked(function: Callable) -> Callable:
     @wraps(function)
     def wrapper(*args, **inputs):
         if args and getattr(args[0], "hidden", None) is None:
-            args = type(args[0].__name__, (args[0],), {"hidden": _NO_QUEUE}), *args[1:]
+            args = type(args[0].__name__, (args[0],), {"hidden": NO_QUEUE}), *args[1:]
         for name, value in inputs.items():
             if name not in names:
                 raise AdtError(f"{shown(name)} is no input of this node; take the link to it away.")

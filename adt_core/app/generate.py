@@ -22,7 +22,7 @@ from ..run.images import check_outputs
 from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
 from ..run.resolve import Hardware, resolve_recipe
-from ..run.runner import PART_FACTOR, split
+from ..run.runner import PART_FACTOR, public_name, split
 from ..run.stats import Totals
 from ..run.store import Identity, PngStore, Store, clashing_images
 from ..run.truncation import RAISE
@@ -31,6 +31,7 @@ from . import continuation, workers
 from .args import WEBDATASET, GenerateArgs, given_paths
 from .generate_worker import FinishedImage, GenerateFacts, GeneratePlan, GenerateWorker
 from .progress import RunProgress
+from .prompt_remarks import remarks
 from .prompts import blank_note, non_blank, read_all
 
 MAX_LISTED = 20
@@ -70,12 +71,13 @@ def plan(args: GenerateArgs) -> GeneratePlan:
 
 
 def _entries(args: GenerateArgs) -> tuple[list[PromptEntry], str]:
-    """Return the prompts of the run, and a remark on blank prompts or ""."""
+    """Return the prompts of the run, and remarks on them or ""."""
     inputs = args.inputs
     if inputs.prompts is None:
         if not (inputs.prompt or "").strip():
             raise AdtError("`prompt` is empty; describe the image in a few words.")
-        return [PromptEntry("1", inputs.prompt or "")], ""
+        entry = PromptEntry("1", inputs.prompt or "")
+        return [entry], remarks([entry])
     listed = read_all(inputs.prompts)
     prompts = non_blank(listed)
     if inputs.invalid_prompts == RAISE and len(prompts) < len(listed):
@@ -83,13 +85,16 @@ def _entries(args: GenerateArgs) -> tuple[list[PromptEntry], str]:
         raise AdtError(
             f"`prompts`: that with the id {shown(blank)} is empty; write it, or set `invalid_prompts` to skip."
         )
-    return prompts, blank_note(listed)
+    return prompts, "\n".join(filter(None, [blank_note(listed), remarks(prompts)]))
 
 
 def _check_files(plan: GeneratePlan) -> None:
     """Raise AdtError if an output file cannot be written, or would replace an input file or a foreign file."""
     files = plan.args.files
     _check_output(files.output, plan.is_list)
+    for name, path in given_paths(files, "tokens", "trace", "report"):
+        if not path.name:
+            raise AdtError(f"`{name}`: '{path}' is a folder; name a file.")
     if files.format == WEBDATASET and not plan.is_list:
         raise AdtError("`format` webdataset needs a list of prompts; give a file with `prompts`.")
     sources = [
@@ -329,7 +334,7 @@ class _Output:
         parallel = self._plan.args.parallel
         recipe = self._plan.recipe
         report: dict[str, Any] = {**self._facts.settings, **totals.report()}
-        report |= {"model": recipe.loading.model, "drafter": recipe.drafter}
+        report |= {"model": public_name(recipe.loading.model), "drafter": public_name(recipe.drafter)}
         if parallel.uses_ray:
             report |= {"workers": parallel.workers, "elapsed_seconds": elapsed}
         write_json(shard_path(path, self._plan.jobs.shard), report)

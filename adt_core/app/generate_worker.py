@@ -36,7 +36,7 @@ class GeneratePlan:
         recipe: Recipe that `given` has on this machine. Workers on other machines resolve `given` again.
         jobs: Images of the run.
         is_list: Whether the prompts are from a file. Only the images of a list are resumed.
-        note: Remark for the user on blank prompts, or "".
+        note: Remarks for the user on the prompts, or "".
     """
 
     args: GenerateArgs

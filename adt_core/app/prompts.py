@@ -69,8 +69,9 @@ _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 """Whole number with a comma before every three digits."""
-_LINE = re.compile(r"[^\s][^\n]*")
-"""Line from its first character that is not white space."""
+_VISIBLE = re.compile(r"\S")
+_WINDOW = 2**18
+"""Number of characters that are searched at a time: no other thread runs during a search."""
 _ANY = Kind("a text", "texts", lambda value: True)
 _KEY = Kind("a whole number", "whole numbers", lambda value: type(value) is int)
 _ANNOTATION = record({"image_id": _KEY, "id": _KEY, "caption": _ANY})
@@ -274,11 +275,16 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     number = 1
-    end = 0
-    for match in _LINE.finditer(text):
-        number += text.count("\n", end, match.start())
-        end = match.start()
-        yield number, match[0].rstrip()
+    counted = 0
+    while counted < len(text):
+        match = _VISIBLE.search(text, counted, counted + _WINDOW)
+        start = match.start() if match else min(counted + _WINDOW, len(text))
+        number += text.count("\n", counted, start)
+        counted = start
+        if match:
+            end = text.find("\n", start)
+            counted = end if end >= 0 else len(text)
+            yield number, text[start:counted].rstrip()
 
 
 def _json(text: str, caption: str) -> Iterator[PromptEntry]:

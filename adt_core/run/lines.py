@@ -24,10 +24,11 @@ BEGINNING = b'{"image": '
 
 
 class _Place(NamedTuple):
-    """Place of a line."""
+    """Place of a line, and its size in bytes."""
 
     path: Path
     offset: int
+    size: int
 
 
 def shard_path(path: Path, shard: tuple[int, int]) -> Path:
@@ -110,9 +111,9 @@ class ImageLines:
                 record = _parsed(line)
                 number = record.get("image")
                 if type(number) is int and number in self._jobs.numbers and self._is_of(record, number):
-                    places[number] = _Place(path, offset)
+                    places[number] = _Place(path, offset, len(line))
                 elif type(number) is int and path == self.path:
-                    others.append(_Place(path, offset))
+                    others.append(_Place(path, offset, len(line)))
         return places, others
 
     def _is_of(self, record: Mapping[str, Any], number: int) -> bool:
@@ -141,7 +142,7 @@ def _copy(places: list[_Place], file: BinaryIO) -> None:
     for place in places:
         with opened(place.path) as source:
             source.seek(place.offset)
-            file.write(source.readline())
+            file.write(source.read(place.size))
 
 
 def _parsed(line: bytes) -> dict:

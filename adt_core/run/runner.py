@@ -319,7 +319,7 @@ class Runner:
         return {
             "prompt": prompt,
             **recipe,
-            **{name: _public_name(recipe[name]) for name in ("model", "drafter")},
+            **{name: public_name(recipe[name]) for name in ("model", "drafter")},
             "model_name": self.target.name,
             "device": self.target.decoder.embedding.device.type,
             "image_index": image_index,
@@ -329,7 +329,7 @@ class Runner:
         }
 
 
-def _public_name(path: str | None) -> str | None:
+def public_name(path: str | None) -> str | None:
     """Return the last part of a path, because the folders of this machine are nobody else's business.
 
     The result differs from the names of models and drafters without files, such as "bundled".

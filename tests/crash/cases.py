@@ -230,8 +230,9 @@ class Batch(Case):
         )
         graph = Graph(to_prompt(workflow, self._server.get("/object_info")))
         graph.set("ADTTreePrompts", file="(the text below)", text="\n".join(PROMPTS), start_index=0, count=len(PROMPTS))
-        graph.set("ADTTreeModelLoader", model="tiny").set("ADTTreeDrafterLoader", drafter="jacobi")
-        return graph.set("ADTTreeBatchSampler", batch_size=2).drop("ADTTreeBatchSampler", "settings").prompt
+        graph.set("ADTTreeModelLoader", model="tiny")
+        drafter = graph.add("ADTTreeDrafterLoader", model=graph.link("ADTTreeModelLoader"), drafter="jacobi")
+        return graph.set("ADTTreeBatchSampler", batch_size=2, drafter=drafter).prompt
 
     def results(self) -> Results:
         check_complete(self.folder)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INSPECT = [sys.executable, "-m", "adt_core", "inspect", "bundled"]
 TWO_IMAGES = "--prompts p.txt --drafter jacobi"
 COMMANDS = {
-    "generate": f"{TWO_IMAGES} --output o/o.png --tokens o/tokens.jsonl --trace o/trace.jsonl --report o/report.json",
+    "generate": f"{TWO_IMAGES} --output o --tokens o/tokens.jsonl --trace o/trace.jsonl --report o/report.json",
     "benchmark": f"{TWO_IMAGES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
@@ -53,8 +53,10 @@ def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
 def finished_lines(path: Path) -> list[bytes]:
     """Return the complete lines of a file, without those of images whose PNG was not written."""
     *lines, _ = path.read_bytes().split(b"\n")
-    files = [json.loads(line).get("file") for line in lines]
-    return [line for line, file in zip(lines, files) if file is None or (path.parent / file).exists()]
+    numbers = [json.loads(line).get("image") for line in lines]
+    return [
+        line for line, number in zip(lines, numbers) if number is None or (path.parent / f"{number:06}.png").exists()
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

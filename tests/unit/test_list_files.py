@@ -4,6 +4,7 @@ These are prompts, tokens, traces, reports and the index of tars.
 """
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from filelock import FileLock
 
 from adt_core import cli, files
 from adt_core.errors import AdtError
+from adt_core.run import lines
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -207,3 +209,41 @@ def test_the_same_noise_for_all_prompts_on_request(generate):
     assert generate("--same-noise", tokens="t.jsonl")[0] == 0
     one, two = read_lines("t.jsonl")
     assert one["tokens"] == two["tokens"] and one["image_index"] == two["image_index"] == 0
+
+
+# ---- odd names and contents -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["tokens", "trace", "report"])
+@pytest.mark.parametrize("shard", ["1/1", "1/2"])
+def test_a_file_without_a_name_is_refused(generate, option, shard):
+    code, _, err = generate(**{option: ".", "shard": shard})
+    assert code == 2 and f"--{option}: '.' is a folder; name a file." in err and len(err.splitlines()) == 1
+
+
+def test_remarks_on_odd_prompts_are_printed(generate):
+    Path("list.txt").write_text("a (red house:1.3)\na dog\na \u200bcow", encoding="utf-8")
+    code, out, _ = generate()
+    assert code == 0 and "contains a weight such as (text:1.3)" in out and "contains invisible characters" in out
+    code, out, _ = generate(prompts=None, prompt="a (red house:1.3)", output="one.png")
+    assert code == 0 and "contains a weight such as (text:1.3)" in out
+
+
+def test_results_name_no_folder_of_the_machine(generate, tiny):
+    """Reports and images are published, and folders can contain the name of a user."""
+    options = {"drafter": tiny / "drafter", "report": "r.json", "trace": "t.jsonl", "tokens": "k.jsonl"}
+    assert generate(**options)[0] == 0
+    files = [*Path().glob("*.json*"), *Path("out").glob("*.png")]
+    assert len(files) == 4 + len(PROMPTS)
+    for file in files:
+        assert str(tiny).encode() not in file.read_bytes(), file
+    assert report()["model"] == "target" and report()["drafter"] == "drafter"
+
+
+def test_a_line_that_has_become_longer_is_not_read_completely(tmp_path):
+    """Another process can change a file between the search for lines and the copy."""
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 2**20)
+    copied = io.BytesIO()
+    lines._copy([lines._Place(path, 0, 3), lines._Place(path, 3, 3)], copied)
+    assert copied.getvalue() == b"{}\nxxx"

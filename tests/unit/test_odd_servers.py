@@ -192,6 +192,11 @@ def test_pages_of_networks_are_recognised_at_once(hub, downloads):
         downloads.get()
 
 
+def entry(path: str) -> dict:
+    """Return the entry of a file in the list of a repository."""
+    return {"rfilename": path, "size": 2, "blobId": "a" * 40}
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -213,6 +218,11 @@ def test_pages_of_networks_are_recognised_at_once(hub, downloads):
         listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": True, "blobId": "a" * 40}]),
         listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": 2, "blobId": "x"}]),
         listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": 2, "blobId": "a" * 40, "lfs": "yes"}]),
+        listing(sha=COMMIT, siblings=[entry("a" * 10**6)]),
+        listing(sha=COMMIT, siblings=[entry(f"{'a' * 10**6}-00001-of-99999.safetensors")]),
+        listing(sha=COMMIT, siblings=[entry("a/" * 3000 + "config.json")]),
+        listing(sha=COMMIT, siblings=[entry("\ud800.json")]),
+        listing(sha=COMMIT, siblings=[entry(str(number)) for number in range(10_001)]),
         endless(),
     ],
 )

@@ -69,6 +69,7 @@ def short(graph):
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
 """Objects that a run uses or creates, as the probe node names them."""
 CONSTANTS = {
+    "CpuSample",  # one per process, if torch uses several threads
     "RoundRows",
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
