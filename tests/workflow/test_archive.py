@@ -23,7 +23,7 @@ def installed(release, tmp_path_factory, meter):
 @pytest.mark.smoke
 def test_every_node_of_the_archive_is_imported(installed, object_info):
     ours = {name for name in object_info if name.startswith("ADTTree")}
-    assert len(ours) == 17
+    assert len(ours) == 18
     assert ours == {name for name in installed.get("/object_info") if name.startswith("ADTTree")}
     assert "IMPORT FAILED" not in installed.log.read_text(encoding="utf-8")
 

@@ -24,4 +24,4 @@ def test_scripts_are_served_for_any_folder_name(release, name, tmp_path):
 def test_comfyui_keeps_its_own_nodes(object_info):
     assert object_info["KSampler"]["python_module"] == "nodes"
     ours = [node["python_module"] for name, node in object_info.items() if name.startswith("ADTTree")]
-    assert len(ours) == 17 and set(ours) == {"custom_nodes.ADT-Tree"}
+    assert len(ours) == 18 and set(ours) == {"custom_nodes.ADT-Tree"}
