@@ -63,7 +63,7 @@ def _batch_index(latent: dict, count: int) -> list[int]:
         AdtError: If `batch_index` is not a list, array or tensor of one whole number per image.
     """
     given = latent.get("batch_index")
-    values = given.tolist() if hasattr(given, "tolist") else given
+    values = given.tolist() if given is not None and hasattr(given, "tolist") else given
     if values is None or values == []:
         return list(range(count))
     is_valid = isinstance(values, list | tuple) and all(type(v) is int and 0 <= v < 2**31 for v in values)

@@ -81,7 +81,8 @@ def _int4_problem(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _small_trial(matrix: Tensor, device: torch.device, dtype: torch.dtype) -> choice.Trial:
-    stored, scale = int4.empty(*matrix.shape, device)
+    rows, columns = matrix.shape
+    stored, scale = int4.empty(rows, columns, device)
     store(stored, scale, matrix)
     x = torch.ones(1, len(matrix), dtype=dtype, device=device)
     case = choice.Case(partial(linear.kernel, x, stored, scale), partial(linear.reference, x, stored, scale))

@@ -129,8 +129,9 @@ class AdtTree(Policy):
         s = self.settings
         if s.init != RANDOM:
             return s.bounded(s.depth, s.width)
-        bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
-        return Shape(*(int(random.integers(low, high + 1)) for low, high in bounds), s.drafts)
+        depth = int(random.integers(s.depth_min, s.depth_max + 1))
+        width = int(random.integers(s.width_min, s.width_max + 1))
+        return Shape(depth, width, s.drafts)
 
     def _next_shape(self, image: _ImageState, position: int) -> Shape:
         """Choose and return the shape of the tree whose root is at `position`."""

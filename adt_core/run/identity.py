@@ -85,5 +85,5 @@ def _tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name, tensor in tensors:
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy())
+        found.update(tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()

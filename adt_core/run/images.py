@@ -95,7 +95,7 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
-def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
+def to_png(pixels: Tensor, settings: dict, texts: Mapping[str, str] | None = None) -> bytes:
     """Encode pixels as a PNG that contains the settings in two text chunks.
 
     One chunk contains JSON, which `read_settings` reads. The other chunk contains the result of `parameters_text`,
