@@ -6,9 +6,10 @@ it. The target verifies one draft tree per image in a round. Each image gets its
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
 
 FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 """Quantities that :meth:`Trace.token_map` can return."""
@@ -97,20 +98,15 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     Returns:
         A number between -1 and 1; None if a list has fewer than two different values.
     """
-    ranks = [_ranks(values) for values in (first, second)]
-    deviations = [[rank - (len(values) - 1) / 2 for rank in values] for values in ranks]
-    squares = [sum(one * one for one in values) for values in deviations]
-    if not all(squares):
+    if min(len(set(first)), len(set(second))) < 2:
         return None
-    products = sum(one * other for one, other in zip(*deviations))
-    return products / (squares[0] * squares[1]) ** 0.5
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value, from 0. Example: the ranks of 5, 3, 5 are 1.5, 0, 1.5."""
-    first = {value: at for at, value in reversed(list(enumerate(sorted(values))))}
-    counts = Counter(values)
-    return [first[value] + (counts[value] - 1) / 2 for value in values]
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Return the rank of each value, from 1. Example: the ranks of 5, 3, 5 are 2.5, 1, 2.5."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
 
 @dataclass

@@ -250,7 +250,7 @@ def _batch(run: Run, given: tuple[JobList, list[Job], dict[Job, str]], folder: s
     """
     whole, jobs, left_out = given
     with run.loaded():  # the identity contains a digest of the weights
-        identity = Identity.of(run.pipeline)
+        identity = Identity.of(run.pipeline, check_cancelled)
     unique = digest([identity.key, [[job.prompt, job.seed, job.index] for job in whole]])[:16]
     root = Path(folder_paths.get_output_directory()) / FOLDER
     place = named_folder(root, unique, folder.strip(), run.model.target.name)

@@ -67,7 +67,7 @@ class ADTTreeMapToVideo(io.ComfyNode):
 
 
 def _frames(trace: Trace, picture: torch.Tensor, image: int, count: int, last: int) -> torch.Tensor:
-    """Return the frames [count, H, 2W, 3] of a replay.
+    """Return the frames [count, H, 2W, 3] of a replay. They are in main memory, because they may have many GiB.
 
     Args:
         picture: [1, H, W, 3] in [0, 1].
@@ -81,7 +81,7 @@ def _frames(trace: Trace, picture: torch.Tensor, image: int, count: int, last: i
 
     moments = enlarged(torch.tensor(trace.token_map("moment", image), dtype=torch.float32))
     values = torch.tensor([trace.token_map("acceptance", image)], dtype=torch.float32)
-    finished = torch.cat((picture[0], coloured(values, "acceptance", size)[1][0].to(picture.device)), dim=1)
+    finished = torch.cat((picture[0].cpu(), coloured(values, "acceptance", size)[1][0]), dim=1)
     moments = torch.cat((moments, moments), dim=1)[..., None]
     steps = max(1, count - last)
     frames = torch.empty(count, *finished.shape)

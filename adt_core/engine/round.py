@@ -206,12 +206,14 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
         The report as one tensor (see `report.Packed`), and values for the host.
     """
     roots = slots.roots
+    runs: Tensor | int = 0
+    steps = slots.advances
     if size == 1:  # the usual case, with fewer operations
-        runs: Tensor | int = 0
         tokens = roots.codes[:, None]
         features = last = forward(slots, tokens, slots.rows.step(roots, 0, 0, None))
     else:
         runs = slots.run_lengths
+        steps = (runs + 1) * steps
         tokens = _roots_and_kept(slots, size)
         features = read_causally(slots, tokens)
         last = slots.rows.gather(features, runs)
@@ -219,9 +221,8 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
     emitted, finite = emitted_codes(add_noise(slots, z, runs))
     next_roots = torch.where(slots.advances[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
-        lengths = torch.zeros_like(roots.at) if size == 1 else slots.run_lengths
-        slots.proposer.on_plain_round(PlainRead(roots, tokens, lengths, features, next_roots, z))
-    roots.advance(next_roots, slots.advances if size == 1 else (runs + 1) * slots.advances)
+        slots.proposer.on_plain_round(PlainRead(roots, tokens, slots.run_lengths, features, next_roots, z))
+    roots.advance(next_roots, steps)
     packed, widths = pack_plain_round(next_roots, finite[:, 0], certainty(z))
     return packed, _LaunchInfo(widths)
 
@@ -229,8 +230,7 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
 def _roots_and_kept(slots: Slots, size: int) -> Tensor:
     """Return the root of each image and the tokens after it, [B, size]. Positions to generate have the token 0."""
     roots = slots.roots
-    if size == 1 or slots.kept is None:
-        return roots.codes[:, None]
+    assert slots.kept is not None  # else no round reads more than the root
     at = roots.at + slots.rows.columns[1:size]
     kept = slots.kept.gather(1, at.clamp_max(slots.kept.shape[1] - 1)).clamp_min(0)
     return torch.cat([roots.codes[:, None], kept], 1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import cache_folder
+from ..errors import Check
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from ..version import FORMAT
@@ -28,21 +29,25 @@ def digest(content: object) -> str:
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def settings_key(pipeline: Runner) -> str:
+def settings_key(pipeline: Runner, check: Check | None = None) -> str:
     """Return a digest of everything that determines a pipeline's images, except prompts, seeds and noise indices.
 
     Two pipelines with the same digest make the same image for a job. The digest includes the drafter and its settings
     only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
+
+    Args:
+        check: Cancellation callback, or None.
     """
     target = pipeline.target
     recipe = pipeline.recipe
     network = pipeline.drafter.network if pipeline.drafter is not None else None
     files = [path for _, path in model_files(recipe.loading.model)]
     modules = {"decoder": target.decoder, "codec": target.codec, "text": target.text_encoder}
-    weights = [weights_digest(part, module, files) for part, module in modules.items() if module is not None]
+    weights = [weights_digest(part, module, files, check) for part, module in modules.items() if module is not None]
     drafter = None
     if network is not None and recipe.lantern is not None:
-        drafter = weights_digest("drafter", network, [path for _, path in model_files("", recipe.drafter or "jacobi")])
+        paths = [path for _, path in model_files("", recipe.drafter or "jacobi")]
+        drafter = weights_digest("drafter", network, paths, check)
     content = recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter)
     content |= {"kept": list(recipe.kept), "sources": list(recipe.sources)}
     if recipe.sampling.noise == UPSTREAM:
@@ -50,15 +55,16 @@ def settings_key(pipeline: Runner) -> str:
     return digest({**content, "format": FORMAT})
 
 
-def weights_digest(part: str, module: nn.Module, files: Iterable[Path]) -> str:
+def weights_digest(part: str, module: nn.Module, files: Iterable[Path], check: Check | None = None) -> str:
     """Return a digest of all weights of a module.
 
-    Large weights take some seconds, so their digest is stored in the cache folder. It is computed again if the path,
+    Large weights take many seconds, so their digest is stored in the cache folder. It is computed again if the path,
     size, modification time or inode number of one of the files changes, or the beginning of a tensor.
 
     Args:
         part: Name of the module in the model.
         files: Files from which the weights were loaded; empty if they are unknown.
+        check: Cancellation callback, called for each tensor, or None.
     """
     tensors = [*module.named_parameters(), *module.named_buffers()]
     if sum(tensor.nbytes for _, tensor in tensors) < CACHED_BYTES:
@@ -69,7 +75,7 @@ def weights_digest(part: str, module: nn.Module, files: Iterable[Path]) -> str:
     stored = cache_folder.read("weights", name) if facts else None
     if isinstance(stored, dict) and isinstance(stored.get("digest"), str):
         return stored["digest"]
-    found = _tensors_digest(tensors)
+    found = _tensors_digest(tensors, check)
     if facts:
         cache_folder.write("weights", name, {"digest": found})
     return found
@@ -81,9 +87,11 @@ def _state(file: Path) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def _tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def _tensors_digest(tensors: Iterable[tuple[str, Tensor]], check: Check | None = None) -> str:
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name, tensor in tensors:
+        if check is not None:
+            check()
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         found.update(tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -88,15 +88,19 @@ class Identity:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, pipeline: Runner) -> Identity:
-        """Return the identity of a pipeline's images."""
+    def of(cls, pipeline: Runner, check: Check | None = None) -> Identity:
+        """Return the identity of a pipeline's images. The first time, this reads all weights.
+
+        Args:
+            check: Cancellation callback, or None.
+        """
         target = pipeline.target
         rows, columns = target.grid
         size = columns * target.downsample, rows * target.downsample
         values = pipeline.settings("")
         compared = {name: values[name] for name in ("model_name", *Recipe.names()) if name in values}
         settings = {name: value for name, value in compared.items() if name not in _UNCOMPARED}
-        return cls(settings_key(pipeline), size, target.grid, target.num_codes, settings)
+        return cls(settings_key(pipeline, check), size, target.grid, target.num_codes, settings)
 
     def expected(self, job: Job) -> dict[str, Any]:
         """Return the settings that an image's record and lines must have."""

@@ -203,7 +203,6 @@ class TarStore(PngStore):
                 if problem := self.identity.problem(record, self.jobs.job(number)):
                     raise AdtError(f"`output`: '{path}' has an image that {problem}; {self.remedy}.")
                 numbers.append(number)
-            self._counts[path] = sum(1 for _ in _records(path))
         except AdtError:  # a ValueError, too
             raise
         except _TAR_ERRORS as error:

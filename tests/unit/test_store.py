@@ -255,7 +255,7 @@ def test_digests_of_large_weights_are_stored_until_a_file_changes(tmp_path, monk
     monkeypatch.setattr(identity, "CACHED_BYTES", 1)
     computed = []
     original = identity._tensors_digest
-    monkeypatch.setattr(identity, "_tensors_digest", lambda tensors: computed.append(1) or original(tensors))
+    monkeypatch.setattr(identity, "_tensors_digest", lambda *given: computed.append(1) or original(*given))
     file = tmp_path / "a.safetensors"
     file.write_bytes(b"1")
     module = torch.nn.Linear(100, 2)
@@ -265,6 +265,25 @@ def test_digests_of_large_weights_are_stored_until_a_file_changes(tmp_path, monk
     with torch.no_grad():
         module.weight[1, 99] += 1
     assert identity.weights_digest("decoder", module, [file]) != first and len(computed) == 5
+
+
+def test_the_digest_of_weights_can_be_cancelled(tmp_path, monkeypatch):
+    """Reading 14 GB takes many seconds, so the callback is called for each tensor, and nothing is stored."""
+    monkeypatch.setattr(identity, "CACHED_BYTES", 1)
+    stored = []
+    monkeypatch.setattr(identity.cache_folder, "write", lambda *given: stored.append(given))
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(b"1")
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        identity.weights_digest("decoder", torch.nn.Linear(100, 2), [file], check)
+    assert not stored
 
 
 def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
