@@ -147,7 +147,7 @@ def test_codes_of_source_images(target, theirs, processor):
 
 @pytest.mark.parametrize("method", ["adt-tree", pytest.param("merged", marks=pytest.mark.long)])
 def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method):
-    """tests/unit/test_lossless.py covers images without source images."""
+    """tests/unit/engine/test_lossless.py covers images without source images."""
     source, drafting = METHODS[method]
     write_drafter(tmp_path / "network", target)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)

@@ -103,7 +103,7 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
 
 @pytest.mark.parametrize("name", ["GLM-Image"])
 def test_trained_drafter_does_not_change_images(stocked, name):
-    """This test trains with the node. tests/unit/test_train_drafter.py trains every family with the command."""
+    """This test trains with the node. tests/unit/lab/test_train_drafter.py trains every family with the command."""
     graph = drawing(name)
     (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", drafting="No drafting").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"

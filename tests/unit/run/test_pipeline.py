@@ -1,0 +1,145 @@
+"""Tests of the pipeline, the front door of the library."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
+from adt_core.run.images import read_settings
+from adt_core.run.previews import BLANK
+from tests.tiny import write_tiny_checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXTS = ["a boat", "a lamp", "three small dogs"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
+
+
+@pytest.fixture(scope="module")
+def pipe(folder):
+    return Pipeline.load(folder, device="cpu", dtype="float64")
+
+
+def test_a_text_gives_one_result_with_image_tokens_and_trace(pipe):
+    result = pipe.generate("a boat", seed=1)
+    rows, columns = pipe.target.grid
+    assert result.tokens.shape == (rows, columns) and result.image.size == (64, 64)
+    assert result.trace.report()["tokens"] == pipe.target.length and result.prompt == "a boat"
+
+
+def test_the_image_depends_only_on_text_and_seed(pipe):
+    first = pipe.generate(TEXTS, batch_size=2, seed=1)
+    alone = pipe.generate(TEXTS[2], seed=1, image_index=2, method="no-drafting")
+    assert [result.prompt for result in first] == TEXTS
+    assert first[2].tokens.equal(alone.tokens) and not alone.tokens.equal(pipe.generate(TEXTS[2], seed=2).tokens)
+
+
+def test_options_of_a_pipeline_made_of_loaded_models_replace_its_recipe(pipe):
+    made = Pipeline(pipe.target, Recipe(Sampling(seed=3), Drafting("adt-tree", depth=2)), pipe.drafter)
+    changed = made.with_options(method="no-drafting", temperature=0.5).recipe
+    assert changed.sampling == Sampling(seed=3, temperature=0.5) and changed.drafting.method == "no-drafting"
+    with pytest.raises(AdtError, match="depth"):
+        made.with_options(method="no-drafting", depth=2)
+
+
+def test_stream_yields_each_image_once_and_previews(pipe):
+    results = {}
+    done = []
+    for step in pipe.stream(TEXTS, batch_size=2, method="no-drafting"):
+        assert not results.keys() & step.results.keys()
+        results |= step.results
+        done.append(step.done)
+        if len(done) == 3:
+            previews = step.preview()
+            assert sorted(previews) == [0, 1] and previews[0].size == (64, 64)
+            assert previews[0].getpixel((63, 63)) == BLANK, "only complete rows are shown"
+    assert sorted(results) == [0, 1, 2] and done == sorted(done) and done[-1] == step.total
+
+
+def test_a_closed_stream_leaves_the_pipeline_usable(pipe):
+    steps = pipe.stream(TEXTS)
+    next(steps)
+    steps.close()
+    assert pipe.generate("a boat", seed=1).tokens.equal(pipe.generate("a boat", seed=1).tokens)
+
+
+def test_check_cancels(pipe):
+    class Stop(Exception):
+        pass
+
+    def check():
+        raise Stop
+
+    with pytest.raises(Stop):
+        pipe.generate("a boat", check=check)
+
+
+def test_the_saved_png_repeats_the_image(pipe, folder, tmp_path):
+    result = pipe.generate("a boat", seed=4, temperature=0.7)
+    result.save(tmp_path / "boat.png")
+    assert read_settings(tmp_path / "boat.png")["temperature"] == 0.7
+    again = Pipeline.from_png(tmp_path / "boat.png", device="cpu", model=folder)
+    assert again.tokens.equal(result.tokens) and again.png[:8] == result.png[:8]
+
+
+def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", str(folder), "--dtype", "float64", "--device", "cpu", "--seed", "3", "--prompt", "a boat"]
+    assert cli.main(["generate", *options, "--output", "boat.png", "--tokens", "tokens.json"]) == 0
+    assert Pipeline.from_png("boat.png", device="cpu", model=folder).tokens.equal(
+        pipe.generate("a boat", seed=3).tokens
+    )
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda pipe: pipe.generate("a boat", sed=1), "There is no option 'sed'; use one of .*seed"),
+        (lambda pipe: pipe.generate("a boat", dtype="float32"), "dtype is an option of Pipeline.load"),
+        (lambda pipe: pipe.generate("  "), "prompt"),
+        (lambda pipe: pipe.generate(TEXTS, batch_size=0), "batch_size is 0; it must be a whole number of 1 or more"),
+        (lambda pipe: next(pipe.stream("a boat")), "prompts is the text 'a boat', but a list"),
+        (lambda pipe: pipe.generate("a boat", temperature=-1), "temperature is -1"),
+        (lambda pipe: pipe.generate("a boat").save("boat.jpg"), "must end in .png"),
+        (lambda pipe: Pipeline.load("no such model"), "there is no file or folder 'no such model'"),
+        (lambda pipe: Pipeline.load("Janus-Pro-1B"), "Janus-Pro-1B is not in .*download Janus-Pro-1B"),
+        (lambda pipe: Pipeline.load("bundled", device="cpu", sise=3), "There is no option 'sise'; use one of .*size"),
+    ],
+)
+def test_errors_name_the_input_and_what_is_valid(pipe, call, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AdtError, match=message):
+        call(pipe)
+
+
+def test_the_bundled_model_has_its_published_settings():
+    pipeline = Pipeline.load("bundled", device="cpu")
+    assert (pipeline.recipe.sampling.temperature, pipeline.recipe.sampling.guidance) == (0.6, 2.0)
+    assert pipeline.recipe.drafting.method == "auto" and pipeline.drafter is not None
+    assert pipeline.target.decoder.dtype == torch.float32
+
+
+@pytest.mark.long
+def test_the_program_in_the_readme_gives_the_image_of_the_command_line(tmp_path):
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## From Python")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    run(["-c", code], tmp_path)
+    run(["-m", "adt_core", "generate", "--prompt", "a red house", "--seed", "1", "--output", "again.png"], tmp_path)
+    pixels = [Image.open(tmp_path / name).tobytes() for name in ("house.png", "again.png")]
+    assert pixels[0] == pixels[1]
+
+
+def run(arguments, folder):
+    """Run Python in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ADT_TREE_CACHE": str(folder / "cache")}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
