@@ -1,8 +1,8 @@
 """Tests of downloads of published models.
 
 A download must be complete, verified and resumable, and must not replace existing files. The client is the real
-huggingface_hub. The server is a local stand-in for the Hub (tests/hub.py). tests/unit/app/test_odd_servers.py has the tests
-with servers that misbehave.
+huggingface_hub. The server is a local stand-in for the Hub (tests/hub.py). test_odd_servers.py has the tests with
+servers that misbehave.
 """
 
 import json
