@@ -30,6 +30,7 @@ from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, with_window, without_window
 from ..errors import AdtError, Check, pip_install
 from ..files import read_text, write_in
+from ..models.cpu import processor
 from ..models.target import Target
 from ..policies import DEFAULT, PLAIN, RELAXED
 from ..recipe import Recipe
@@ -126,7 +127,6 @@ class Benchmark:
         """
         decoder = target.decoder
         shared = self.recipe.as_loaded(target.loaded).sections()
-        cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
             for name, (drafting, source, lantern) in self.presets.items()
@@ -143,7 +143,7 @@ class Benchmark:
             "commit": _commit(),
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else cpu,
+            "device": torch.cuda.get_device_name() if decoder.embedding.is_cuda else processor(),
             "threads": torch.get_num_threads(),
             **{name: shared[name] for name in ("sampling", "lantern", "dtype", "weights", "exact")},
         }

@@ -30,7 +30,8 @@ TEMPERATURES = (0.0, 1.0)
 BASELINE = "eagle2-paper"
 NAMES = {
     PLAIN: "no drafting",
-    BASELINE: "EAGLE-2",
+    BASELINE: "EAGLE-2, the paper's tree",
+    EAGLE2: "EAGLE-2, tree of this device",
     BASELINE + RELAXED: "LANTERN",
     ADT_TREE: "ADT-Tree",
     ADT_TREE + RELAXED: "ADT-Tree + LANTERN",
@@ -40,7 +41,10 @@ NAMES = {
 }
 """Names of the methods in the tables."""
 TABLES = {
-    "I. Speed": (PLAIN, BASELINE, BASELINE + RELAXED, ADT_TREE, ADT_TREE + RELAXED, f"{ADT_TREE}-top-k"),
+    "I. Speed": (
+        *(PLAIN, BASELINE, BASELINE + RELAXED, EAGLE2),
+        *(ADT_TREE, ADT_TREE + RELAXED, f"{ADT_TREE}-top-k"),
+    ),
     "II. First shape of ADT-Tree": (ADT_TREE, f"{ADT_TREE}-vertical", f"{ADT_TREE}-random"),
 }
 """Methods of the tables that the first benchmark of a temperature fills. Table III has the fixed trees, and table IV

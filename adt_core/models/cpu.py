@@ -38,9 +38,19 @@ def vendor() -> str:
     """Return the vendor that the processor reports, such as "GenuineIntel"; "" if it is unknown."""
     if sys.platform == "win32":
         return platform.processor().rpartition(", ")[2]
+    return _reported("vendor_id")
+
+
+def processor() -> str:
+    """Return the name of the processor, such as "AMD EPYC 9354"; its architecture if the name is unknown."""
+    return _reported("model name") or platform.processor() or platform.machine()
+
+
+def _reported(entry: str) -> str:
+    """Return an entry of `CPU_INFO`; "" if it is missing."""
     try:
         with opened(CPU_INFO) as file:
-            found = re.search(rb"^vendor_id\s*:\s*(\w+)", file.read(4096), re.MULTILINE)
+            found = re.search(rf"^{entry}\s*: (.*)$", file.read(4096).decode(errors="replace"), re.MULTILINE)
     except OSError:
         return ""
-    return found[1].decode() if found else ""
+    return found[1].strip() if found else ""

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import time
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 
 from adt_core.files import write
+from adt_core.models.cpu import processor
 
 from ..auto import empty_profile_cache
 from . import generate, methods, others
@@ -84,12 +84,7 @@ def origin() -> dict[str, str]:
     """Return the commit, the machine and the date of a measurement that runs at this moment."""
     commit = git("rev-parse", "--short=7", "HEAD") or "unknown"
     commit += "-dirty" if uncommitted() else ""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = re.findall(
-        r"^model name\s*: (.*)$", cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "", re.MULTILINE
-    )
-    processor = names[0] if names else platform.processor() or platform.machine()
-    machine = f"{processor}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
+    machine = f"{processor()}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
     return {"commit": commit, "machine": machine, "day": date.today().isoformat()}
 
 
