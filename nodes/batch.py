@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from statistics import mean
 from typing import Any
 
@@ -185,7 +185,8 @@ def _row(job: Job, record: Mapping[str, Any], relaxed: bool) -> dict:
 
 def _saved(jobs: Iterable[Job], folder: Path) -> list[ui.SavedResult]:
     """Return the file of each image for the `ui` output."""
-    return [ui.SavedResult(file_name(job.number), f"{FOLDER}/{folder.name}", io.FolderType.output) for job in jobs]
+    places = [PurePosixPath(FOLDER, folder.name, file_name(job.number)) for job in jobs]
+    return [ui.SavedResult(place.name, str(place.parent), io.FolderType.output) for place in places]
 
 
 def one(name: str, values: Sequence) -> Any:

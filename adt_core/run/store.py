@@ -3,7 +3,8 @@
 The command line and the nodes use the same names and the same rule of identity. So either continues a list that the
 other has begun:
 
-- The name of an image is its number in the list, such as 000012.png.
+- The name of an image is its number in the list, such as 000012.png. From number 10,000 on, images are in subfolders of
+  1,000, such as 012/012345.png, because network disks and file managers are slow in folders with very many files.
 - A file is this image if its prompt, its seed, its noise index, and the digest of all other settings are those of the
   job. A file of another identity is never replaced, unless the user wants to generate all images again.
 
@@ -206,12 +207,23 @@ class PngStore:
                 yield number, read_settings(self.folder / file_name(number))
 
 
+FLAT = 10_000
+"""First number of an image that is in a subfolder. The name of an image must not depend on the length of its list."""
+PER_FOLDER = 1000
+"""Number of images of a subfolder."""
 _NAME = re.compile(r"([0-9]{6,7})\.png")
+_SUBFOLDER = re.compile(r"[0-9]{3,4}")
+
+
+def stem(number: int) -> str:
+    """Return the name of an image without folder and suffix, such as 000012 for number 12."""
+    return f"{number:06}"
 
 
 def file_name(number: int) -> str:
-    """Return the name of the PNG of an image, such as 000012.png for number 12."""
-    return f"{number:06}.png"
+    """Return the path of the PNG of an image in its store, such as 000012.png or 012/012345.png."""
+    name = f"{stem(number)}.png"
+    return name if number < FLAT else f"{number // PER_FOLDER:03}/{name}"
 
 
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:
@@ -222,9 +234,15 @@ def existing_images(folder: Path) -> dict[int, os.DirEntry]:
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
-        found = [(_NAME.fullmatch(entry.name), entry) for entry in entries]
-    numbered = {int(match[1]): entry for match, entry in found if match and not is_link(Path(entry.path))}
-    return {number: entry for number, entry in numbered.items() if entry.name == file_name(number)}
+        found = list(entries)
+    subfolders = [entry.path for entry in found if _SUBFOLDER.fullmatch(entry.name) and entry.is_dir()]
+    for subfolder in subfolders:
+        if not is_link(Path(subfolder)):
+            with os.scandir(subfolder) as entries:
+                found += entries
+    named = [(_NAME.fullmatch(entry.name), entry) for entry in found]
+    numbered = {int(match[1]): entry for match, entry in named if match and not is_link(Path(entry.path))}
+    return {number: entry for number, entry in numbered.items() if Path(entry.path) == folder / file_name(number)}
 
 
 def clashing_images(folder: Path, count: int, others: Iterable[Path]) -> Iterator[Path]:

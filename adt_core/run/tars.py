@@ -11,6 +11,7 @@ import importlib.util
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +23,7 @@ from ..files import inside, is_link, opened, parse_json, read_text, to_json, wri
 from ..untrusted_tar import small_members
 from .images import read_settings
 from .jobs import Job, JobList
-from .store import Identity, PngStore, existing_images, file_name
+from .store import Identity, PngStore, existing_images, file_name, stem
 
 TAR_SIZE = 1000
 """Number of images of a tar."""
@@ -121,6 +122,9 @@ class TarStore(PngStore):
         for tar in sorted({self._tar(number) for number in self._waiting}):
             self._pack(tar)
         self._write_index()
+        for folder in {(self.folder / file_name(number)).parent for number in self.jobs.numbers} - {self.folder}:
+            with suppress(OSError):  # other shards have images there
+                folder.rmdir()
         self._lock.release()
         Path(self._lock.lock_file).unlink(missing_ok=True)
 
@@ -179,8 +183,7 @@ class TarStore(PngStore):
                 with opened(path) as single:
                     png = single.read()
                 settings = to_json({"id": self.jobs.job(number).id, **record})
-                key = file_name(number).removesuffix(".png")
-                writer.write({"__key__": key, "png": png, "json": settings, "tokens.npy": tokens.getvalue()})
+                writer.write({"__key__": stem(number), "png": png, "json": settings, "tokens.npy": tokens.getvalue()})
 
     def _delete(self, number: int) -> None:
         (self.folder / file_name(number)).unlink(missing_ok=True)

@@ -376,6 +376,26 @@ def test_shards_and_longer_lists_add_tars(generate, small_tars):
     assert names == ["00000.tar", "00001.tar", "1-of-2-00000.tar", "1-of-2-00001.tar", "2-of-2-00000.tar"][: len(names)]
 
 
+def test_images_of_long_lists_are_in_subfolders(generate, interrupt):
+    """The name of an image depends only on its number, so a longer list continues a shorter one."""
+    Path("list.txt").write_text("a cat\n" * 12_500, encoding="utf-8")
+    assert generate("out", shard="9999/12500")[0] == 0
+    assert generate("out", shard="10000/12500", report="r.json")[0] == 0
+    assert generate("out", shard="12345/12500", tokens="t.jsonl")[0] == 0
+    paths = {path.relative_to("out").as_posix() for path in Path("out").rglob("*.png")}
+    assert paths == {"009999.png", "010/010000.png", "012/012345.png"}
+    code, out, _ = generate("out", shard="12345/12500")
+    assert code == 0 and "1 of 1 images were already there." in out
+    code, _, err = generate("out", shard="12345/12500", seed=3)
+    assert code == 1 and "012345.png' was made with seed 0" in err
+    interrupt(0, "after")  # the image is written, and its tar isn't
+    assert generate("tars", shard="12345/12500", format="webdataset")[0] == 130
+    assert Path("tars/012/012345.png").exists()
+    assert generate("tars", shard="12345/12500", format="webdataset")[0] == 0
+    assert list(samples("tars")) == ["012345"]
+    assert sorted(path.name for path in Path("tars").iterdir()) == ["12345-of-12500-00000.tar", "index.json"]
+
+
 def test_tars_of_other_settings_are_kept_unless_overwritten(generate, small_tars):
     assert generate("tars", format="webdataset")[0] == 0
     before = file_bytes("tars", "*.tar")
