@@ -121,6 +121,13 @@ def benchmark(options: dict[str, Any]) -> str:
     return run(comparison, scores, parallel, _given(options), _device(options))
 
 
+def merge(options: dict[str, Any]) -> str:
+    """Join what the shards of a list have written, without a model. Missing images are not generated."""
+    from .lab import merge
+
+    return merge.run(_section(args.MergeArgs, options).paths)
+
+
 def inspect(options: dict[str, Any]) -> str:
     """Show what a checkpoint contains, without loading it."""
     from .app import inspect
@@ -235,6 +242,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
             args.WorkerArgs.options,
         ),
     },
+    merge: {"results": (args.MergeArgs.options,)},
     inspect: {"checkpoint": (args.InspectArgs.options,)},
     download: {"model": (args.DownloadArgs.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,), "Triton kernels": (args.DoctorArgs.options,)},
@@ -255,7 +263,7 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
 """Options of a command that exclude each other. Exactly one of them must be given."""
 REQUIRED = "output"
 """Option that must be given in every command that has it."""
-POSITIONAL = ("path", "name")
+POSITIONAL = ("path", "name", "paths")
 """Options that are given without a name, by their position."""
 _PATH_METAVARS = "PATH", "FILE"
 """Placeholders of options whose value may be a path.
@@ -284,10 +292,10 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
         options["choices"] = setting.choices
     else:
         options |= {"type": _parser_of(setting), "metavar": setting.metavar}
-    if setting.repeated:
+    if setting.repeated and name not in POSITIONAL:
         options["action"] = "append"
     if name in POSITIONAL:
-        options |= {"nargs": "?"} if default is None else {}
+        options |= {"nargs": "+"} if setting.repeated else {"nargs": "?"} if default is None else {}
         group.add_argument(name, **options)
     else:
         group.add_argument(option_flag(name), dest=name, required=name == REQUIRED, **options)

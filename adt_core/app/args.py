@@ -303,6 +303,16 @@ class DoctorArgs(Settings):
 
 
 @dataclass(frozen=True)
+class MergeArgs(Settings):
+    """Files and folders of `merge`."""
+
+    paths: tuple[Path, ...] = paths(
+        "Value of `tokens`, `trace` or `report` that the shards of generate were given, or folder of a benchmark.",
+        "FILE",
+    )
+
+
+@dataclass(frozen=True)
 class InspectArgs(Settings):
     """Checkpoint and output format of `inspect`."""
 

@@ -23,7 +23,7 @@ from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import PART_FACTOR, public_name, split
-from ..run.stats import Totals
+from ..run.stats import ComparedTotals
 from ..run.store import Identity, PngStore, Store, clashing_images
 from ..run.truncation import RAISE
 from ..settings import UPSTREAM
@@ -245,7 +245,7 @@ class _Output:
         }
         self._left_out: dict[Job, str] = {}
         self._notes: Counter[str] = Counter()
-        self._totals = _ComparedTotals()
+        self._totals = ComparedTotals()
         self._added = 0
 
     def missing(self) -> list[int]:
@@ -311,7 +311,7 @@ class _Output:
             found = file.finish((number, _line_contents(record)[name]) for number, record in known)
             without = max(without, len(plan.jobs) - len(self._left_out) - len(found))
         self._write_report(elapsed)
-        lines = self._totals.lines(plan) if self._added else []
+        lines = _total_lines(self._totals, plan) if self._added else []
         if present := len(plan.jobs) - missing:
             lines.append(f"{present} of {len(plan.jobs)} images were already there.")
         if without > 0:
@@ -328,7 +328,7 @@ class _Output:
         path = self._plan.args.files.report
         if path is None:
             return
-        totals = _ComparedTotals()
+        totals = ComparedTotals()
         for _, record in self._store.records():
             totals.add(record["figures"])
         parallel = self._plan.args.parallel
@@ -345,53 +345,20 @@ def _line_contents(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"tokens": {"tokens": record["tokens"]}, "report": record["figures"]}
 
 
-class _ComparedTotals:
-    """Statistics of the chosen method and, with ``compare``, of plain decoding.
-
-    Attributes:
-        chosen: Statistics of the chosen method.
-    """
-
-    def __init__(self) -> None:
-        self.chosen = Totals()
-        self._plain = Totals()
-        self._same = 0
-
-    def add(self, figures: Mapping[str, Any]) -> None:
-        """Add the statistics of an image, as its record has them."""
-        self.chosen.add(figures)
-        if isinstance(plain := figures.get("plain"), dict):
-            self._plain.add(plain)
-            self._same += figures.get("identical") is True
-
-    def report(self) -> dict[str, Any]:
-        """Return the statistics for the report."""
-        report = self.chosen.report()
-        if not self._plain.images or self._plain.images < self.chosen.images:
-            return report
-        plain = self._plain.report()
-        speedup = plain["seconds"] / report["seconds"]
-        identical = self._same == self._plain.images
-        return report | {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": self._same}
-
-    def lines(self, plan: GeneratePlan) -> list[str]:
-        """Return the statistics as lines for the user."""
-        report = self.report()
-        is_relaxed = plan.recipe.lantern is not None
-        lines = [
-            f"{plan.args.files.output}: {report['tokens']} tokens in {report['seconds']:.2f} s, "
-            f"{report['tokens_per_second']:.1f} tokens/s, tau {report['tau']:.2f} "
-            f"({report['accepted_per_round']:.2f} accepted drafts per pass), mean depth {report['mean_depth']:.2f}"
-            + (f", {report['substitution_rate']:.1%} of the tokens substituted" if is_relaxed else "")
-        ]
-        if "plain" in report:
-            lines.append(
-                f"Speed-up over no drafting ({report['plain']['seconds']:.2f} s), measured in this run: "
-                f"{report['speedup']:.2f}x; "
-                + (
-                    "tokens identical"
-                    if report["identical"]
-                    else f"tokens identical in {self._same} of {self._plain.images} images"
-                )
-            )
-        return lines
+def _total_lines(totals: ComparedTotals, plan: GeneratePlan) -> list[str]:
+    """Return the statistics of this run's images as lines for the user."""
+    report = totals.report()
+    is_relaxed = plan.recipe.lantern is not None
+    lines = [
+        f"{plan.args.files.output}: {report['tokens']} tokens in {report['seconds']:.2f} s, "
+        f"{report['tokens_per_second']:.1f} tokens/s, tau {report['tau']:.2f} "
+        f"({report['accepted_per_round']:.2f} accepted drafts per pass), mean depth {report['mean_depth']:.2f}"
+        + (f", {report['substitution_rate']:.1%} of the tokens substituted" if is_relaxed else "")
+    ]
+    if "plain" in report:
+        same = "" if report["identical"] else f" in {totals.same} of {totals.images} images"
+        lines.append(
+            f"Speed-up over no drafting ({report['plain']['seconds']:.2f} s), measured in this run: "
+            f"{report['speedup']:.2f}x; tokens identical{same}"
+        )
+    return lines

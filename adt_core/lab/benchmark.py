@@ -43,7 +43,7 @@ from ..settings import BUNDLED
 from ..version import VERSION
 from . import quality, report
 from .presets import COMPARED, COMPARED_WITHOUT_NETWORK, NETWORK, Preset, find_preset, presets, read_methods
-from .records import RUNS, WHOLE, append, open_records
+from .records import RUNS, WHOLE, append, open_records, saved_settings
 
 REMAINING = "run the other shards, and then this command without `shard` for the complete tables."
 """What to do if a shard has finished, but prompts of other shards are missing."""
@@ -375,6 +375,25 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     has_plots = any(path.suffix == ".png" for path in paths)
     remedy = "" if has_plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy
+
+
+def merge(folder: Path) -> str:
+    """Write the report of all shards in a folder. It has no scores of all images together, such as FID.
+
+    Returns:
+        The report in Markdown.
+
+    Raises:
+        AdtError: If the folder contains no valid results, or a file cannot be written.
+    """
+    settings = saved_settings(folder)
+    records = sorted(open_records(folder, settings), key=lambda record: record["prompt"])
+    if not records:
+        raise AdtError(f"`path`: the benchmark in '{folder}' has no results yet; run it first.")
+    table, _ = report.write(records, settings, folder)
+    count = len(settings["prompts"])
+    missing = f"\n{len(records)} of {count} prompts are measured; {REMAINING}" if len(records) < count else ""
+    return table + missing
 
 
 def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:

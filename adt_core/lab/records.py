@@ -52,7 +52,7 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
             _log.warning("'%s' is damaged and can't be read; the benchmark starts again.", path)
         append(folder, {"settings": settings}, shard)
     records: list[dict] = []
-    for file in sorted(file for file in folder.iterdir() if _FILES.fullmatch(file.name)):
+    for file in _files(folder):
         saved, found = _read(file)
         if saved not in (settings, None):
             raise AdtError(
@@ -69,6 +69,23 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
     if invalid:
         _log.warning("'%s' has invalid results for %d prompts, which are measured again.", path, len(invalid))
     return list(valid.values())
+
+
+def saved_settings(folder: Path) -> dict:
+    """Return the settings of the benchmark in a folder.
+
+    Raises:
+        AdtError: If the folder contains no benchmark, or a file cannot be read.
+    """
+    found = next(filter(None, (_read(file)[0] for file in _files(folder))), None)
+    if found is None:
+        raise AdtError(f"`path`: '{folder}' contains no benchmark; name the folder of `output`.")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of all shards."""
+    return sorted(file for file in folder.iterdir() if _FILES.fullmatch(file.name))
 
 
 def append(folder: Path, record: dict, shard: tuple[int, int] = WHOLE) -> None:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ..errors import AdtError
 from ..files import LARGEST_JSON, add_line, bounded_lines, opened, parse_json, reason, write_with
 from .jobs import Job, JobList
+from .runner import SETTINGS_KEY
 
 BEGINNING = b'{"image": '
 """First bytes of every line."""
@@ -35,6 +36,17 @@ def shard_path(path: Path, shard: tuple[int, int]) -> Path:
     """Return the path of a shard's file. The name ends with the shard, as in t-2-of-3.jsonl."""
     number, count = shard
     return path if count == 1 else path.with_name(f"{path.stem}-{number}-of-{count}{path.suffix}")
+
+
+def shard_files(path: Path) -> list[Path]:
+    """Return the existing files of all shards, in the order of their names.
+
+    Args:
+        path: Path of the file without shards.
+    """
+    pattern = re.compile(rf"{re.escape(path.stem)}(-[0-9]+-of-[0-9]+)?{re.escape(path.suffix)}")
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted((file for file in found if pattern.fullmatch(file.name)), key=lambda file: file.name)
 
 
 def check_lines(path: Path, name: str) -> None:
@@ -106,7 +118,8 @@ class ImageLines:
         """Return the last valid line of each image of this shard, and the other valid lines of this run's file."""
         places: dict[int, _Place] = {}
         others = []
-        for path in self._paths():
+        # This run's file comes last, so that its lines count.
+        for path in sorted(shard_files(self._named), key=lambda file: (file == self.path, file.name)):
             for offset, line in _lines(path):
                 record = _parsed(line)
                 number = record.get("image")
@@ -119,12 +132,32 @@ class ImageLines:
     def _is_of(self, record: Mapping[str, Any], number: int) -> bool:
         return self._identity(self._jobs.job(number)).items() <= record.items()
 
-    def _paths(self) -> list[Path]:
-        """Return the files of all shards. This run's file comes last, so that its lines count."""
-        path = self._named
-        pattern = re.compile(rf"{re.escape(path.stem)}(-[0-9]+-of-[0-9]+)?{re.escape(path.suffix)}")
-        found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
-        return sorted(found, key=lambda file: (file == self.path, file.name))
+
+def merge_lines(path: Path, add: Callable[[Mapping[str, Any]], None]) -> None:
+    """Write the lines of all shards into one file, without repeated and damaged ones.
+
+    The lines are sorted by their settings and by image. The files of the shards stay as they are. If two lines are of
+    the same image, that of the merged file counts.
+
+    Args:
+        path: Path of the file without shards.
+        add: Function that receives each line of the merged file as a dictionary.
+
+    Raises:
+        AdtError: If a file cannot be read or written.
+    """
+    places: dict[tuple[str, int, str], _Place] = {}
+    for file in sorted(shard_files(path), key=lambda file: (file == path, file.name)):
+        for offset, line in _lines(file):
+            record = _parsed(line)
+            number = record.get("image")
+            if type(number) is int:
+                noise = json.dumps([record.get(name) for name in ("prompt", "seed", "image_index")])
+                places[str(record.get(SETTINGS_KEY)), number, noise] = _Place(file, offset, len(line))
+    ordered = [places[key] for key in sorted(places)]
+    write_with(path, lambda file: _copy(ordered, file))
+    for _, line in _lines(path):
+        add(_parsed(line))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

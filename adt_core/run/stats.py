@@ -98,3 +98,38 @@ class Totals:
             "drafting_seconds": float(sums["drafting_seconds"]),
             "prefill_seconds": float(sums["prefill_seconds"]),
         }
+
+
+class ComparedTotals:
+    """Sums of the statistics of the chosen method and, with ``generate --compare``, of plain decoding.
+
+    Attributes:
+        images: Number of images that were compared.
+        same: Number of these images with the same tokens.
+    """
+
+    def __init__(self) -> None:
+        self._chosen = Totals()
+        self._plain = Totals()
+        self.same = 0
+
+    @property
+    def images(self) -> int:
+        return self._plain.images
+
+    def add(self, figures: Mapping[str, Any]) -> None:
+        """Add the statistics of an image, as its record has them."""
+        self._chosen.add(figures)
+        if isinstance(plain := figures.get("plain"), dict):
+            self._plain.add(plain)
+            self.same += figures.get("identical") is True
+
+    def report(self) -> dict[str, Any]:
+        """Return the statistics for the report. The comparison is included if all images were compared."""
+        report = self._chosen.report()
+        if not self.images or self.images < self._chosen.images:
+            return report
+        plain = self._plain.report()
+        speedup = plain["seconds"] / report["seconds"]
+        identical = self.same == self.images
+        return report | {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": self.same}

@@ -104,6 +104,10 @@ def test_shards_together_measure_all_prompts(run, tmp_path):
     assert read == [[None, "a cat", "a cow"], [None, "a dog"]]
     saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert [record["prompt"] for record in saved["records"]] == [0, 1, 2]
+    table = (tmp_path / "out" / "results.csv").read_bytes()
+    (tmp_path / "out" / "results.csv").unlink()
+    assert cli.main(["merge", str(tmp_path / "out")]) == 0, "the tables need no model"
+    assert (tmp_path / "out" / "results.csv").read_bytes() == table
     assert run(methods="eagle2")[0] == 0, "a run without a shard measures what is missing: nothing"
     assert len((tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()) == 1
     assert run("--shard", "3/2", methods="eagle2")[0] != 0

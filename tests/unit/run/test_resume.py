@@ -238,6 +238,39 @@ def test_the_union_of_shards_is_the_complete_list(generate):
         assert one[figure] == pytest.approx(two[figure])
 
 
+def test_shards_are_merged_without_a_model(generate, monkeypatch, capsys):
+    """Also merge twice, and with a damaged line."""
+    assert generate("whole", **options("whole"), batch_size=1)[0] == 0
+    for number in (1, 2, 3):
+        assert generate("out", shard=f"{number}/3", **options("out"), batch_size=1)[0] == 0
+    with open("out/t-2-of-3.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"image": 5, "toke')
+    monkeypatch.setattr("adt_core.models.load.load_target", None)
+    for _ in range(2):
+        assert cli.main(["merge", "out/t.jsonl", "out/trace.jsonl", "out/r.json"]) == 0
+        assert "out/r.json: 7 images from" in capsys.readouterr().out
+        assert read_lines("out/t.jsonl") == read_lines("whole/t.jsonl")
+        assert without_times(read_lines("out/r.jsonl")) == without_times(read_lines("whole/r.jsonl"))
+        reports = [without_times(read_lines(f"{folder}/r.json")[0]) for folder in ("out", "whole")]
+        assert reports[0] == reports[1] and reports[0]["images"] == 7
+
+
+@pytest.mark.parametrize(
+    "given, problem",
+    [
+        ("none.jsonl", "--path: there is no 'none.jsonl'"),
+        ("list.txt", "'list.txt' has other content than lines of images"),
+        ("out", "'out' contains no benchmark"),
+        ("r.json", "'r.jsonl' has images of 2 different settings"),
+    ],
+)
+def test_what_cannot_be_merged(generate, capsys, given, problem):
+    assert generate("out", shard="1/7", report="r.json")[0] == 0
+    assert generate("other", shard="1/7", report="r.json", temperature=0.5)[0] == 0
+    assert cli.main(["merge", given]) != 0
+    assert problem in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/0", "+1/3", "1/99999999999"])
 def test_invalid_shards(generate, shard):
     code, _, err = generate("a", shard=shard)
