@@ -67,6 +67,7 @@ TEMPLATES = {
     "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
     "{model} accepts {limit}",
     "prompts.all": "All {count} prompts.",
+    "prompts.columns": "These columns of the list are used by adt.py generate, but not by nodes: {columns}.",
     "prompts.first": "{count} of {total} prompts. Set count to 0 for all.",
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "

@@ -18,6 +18,7 @@ from ..adt_core.app.prompts import (
     CAPTIONS,
     EXAMPLE_CAPTIONS,
     FILES,
+    SETTING_COLUMNS,
     PromptEntry,
     blank_note,
     file_stems,
@@ -152,7 +153,7 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        notes = [note for note in (blank_note(listed), remarks(listed)) if note]
+        notes = [note for note in (blank_note(listed), remarks(listed), _unused(entries)) if note]
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
         if notes:
@@ -176,6 +177,13 @@ def _files() -> list[str]:
         return sorted(name for name in names if not is_hidden(name))
     except OSError:
         return []
+
+
+def _unused(prompts: list[PromptEntry]) -> str:
+    """Return a remark on settings of single prompts, which this pack's nodes cannot pass on, or ""."""
+    names = {name for prompt in prompts for name, _ in prompt.settings}
+    columns = ", ".join(column for column, name in SETTING_COLUMNS.items() if name in names)
+    return message("prompts.columns", columns=columns) if columns else ""
 
 
 def _source(file: str, text: str) -> str:

@@ -170,6 +170,7 @@ def run(plan: GeneratePlan) -> str:
         facts = _common(loaded)
         output = _Output(plan, facts)
         missing = output.missing()
+        missing.sort(key=lambda number: repr(jobs.job(number).settings))  # equal settings share a batch
         batch_size = min(worker.batch_size for worker in loaded)
         # Ray returns the images of a part together, so its parts are small.
         factor = 1 if parallel.uses_ray else PART_FACTOR

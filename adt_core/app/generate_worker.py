@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
+from ..errors import AdtError, shown
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run import race
@@ -117,8 +119,8 @@ class GenerateWorker:
         kept = continuation.kept_codes(args.image_to_image, target) or loaded.recipe.kept
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
-        self._plain = replace(self._pipeline, recipe=replace(recipe, drafting=Drafting(PLAIN)))
         self._turns = 0
+        self._check_rows()
         # The prompts of a long list are checked when they are decoded, so that the first image starts soon.
         self._mode = args.inputs.invalid_prompts if plan.is_list else RAISE
         prompts = [job.prompt for job in plan.jobs]
@@ -128,6 +130,24 @@ class GenerateWorker:
             target.codec.note,
         ]
         self.facts = self._facts(prompts, list(dict.fromkeys(notes)))
+
+    def _check_rows(self) -> None:
+        """Raise AdtError if the model does not support a size or a negative prompt of the list."""
+        target = self._pipeline.target
+        checked: dict[str, set[Any]] = {"size": set(), "negative": set()}
+        for job in self._plan.jobs:
+            for name, value in job.settings:
+                if name in checked and value not in checked[name]:
+                    checked[name].add(value)
+                    try:
+                        _ = target.sized(*value) if name == "size" else target.check_prompt(value)
+                    except AdtError as error:
+                        raise AdtError(f"`prompts`: in the row of {shown(job.id)}, {error.template}") from error
+        recipe = self._pipeline.recipe
+        if checked["size"] and (recipe.kept or recipe.sources):
+            raise AdtError(
+                "`prompts` has a column with sizes, but an image to continue or to edit has its own; remove it."
+            )
 
     def _facts(self, prompts: Sequence[str], notes: list[str]) -> GenerateFacts:
         pipeline = self._pipeline
@@ -151,13 +171,20 @@ class GenerateWorker:
         Yields:
             The outcome of each round. With ``compare``, the images come last.
         """
-        jobs, left_out = fit(map(self._plan.jobs.job, numbers), self._pipeline.check_prompt, self._mode)
+        jobs = sorted(map(self._plan.jobs.job, numbers), key=_row)
+        for _, mine in groupby(jobs, key=_row):
+            yield from self._row(list(mine))
+
+    def _row(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
+        """Decode images with equal settings."""
+        pipeline = self._pipeline.of_row(jobs[0].settings)
+        jobs, left_out = fit(jobs, pipeline.check_prompt, self._mode)
         if left_out:
             yield GenerateStep(left_out=left_out)
         if jobs and self._plan.args.files.compare:
-            yield from self._compared(jobs)
+            yield from self._compared(jobs, pipeline)
         elif jobs:
-            for tokens, finished in self._decoded(jobs, self._pipeline):
+            for tokens, finished in self._decoded(jobs, pipeline):
                 yield GenerateStep(tokens, [self._image(image) for image in finished])
 
     def _decoded(self, jobs: Sequence[Job], pipeline: Pipeline) -> Iterator[tuple[int, Sequence[Finished]]]:
@@ -168,8 +195,8 @@ class GenerateWorker:
                 yield progress.done - (progress.done if done is None else done), progress.finished
                 done = progress.done
 
-    def _compared(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
-        pipelines = [self._pipeline, self._plain]
+    def _compared(self, jobs: Sequence[Job], chosen: Pipeline) -> Iterator[GenerateStep]:
+        pipelines = [chosen, replace(chosen, recipe=replace(chosen.recipe, drafting=Drafting(PLAIN)))]
         if not self._turns:
             texts = [job.text for job in jobs]
             race.warm_up(pipeline.decoding(texts, batch_size=self.facts.batch_size) for pipeline in pipelines)
@@ -180,18 +207,23 @@ class GenerateWorker:
                 mine |= {image.job: image for image in finished}
                 yield GenerateStep(tokens)
         self._turns += 1
-        chosen = images[self._pipeline.recipe.drafting.method]
-        yield GenerateStep(images=[self._image(chosen[job], images[PLAIN][job]) for job in jobs])
+        drafted = images[chosen.recipe.drafting.method]
+        yield GenerateStep(images=[self._image(drafted[job], images[PLAIN][job]) for job in jobs])
 
     def _image(self, finished: Finished, plain: Finished | None = None) -> FinishedImage:
         """Return a finished image, with the statistics of the same image by plain decoding if it was compared."""
         compared = {}
         if plain is not None:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
-        listed = finished.listed(self.facts.identity.key, **compared)
+        listed = finished.listed(self.facts.identity.of_job(finished.job).key, **compared)
         result = finished.result(**(listed if self._plan.is_list else {}))
         trace = _trace(result.trace) if self._plan.args.files.trace else {}
         return FinishedImage(finished.job, result.png, {**result.record, **listed}, trace)
+
+
+def _row(job: Job) -> str:
+    """Return a key by which jobs with equal settings are decoded together."""
+    return repr(job.settings)
 
 
 def _trace(trace: Trace) -> dict[str, Any]:

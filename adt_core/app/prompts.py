@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,9 @@ from ..files import (
     read_text,
     reason,
 )
+from ..recipe import Recipe
 from ..run.jobs import PromptEntry
-from ..settings import MAX_SEED
+from ..settings import MAX_SEED, Option
 from ..untrusted import Kind, record
 from .csv_tables import read_table
 from .parquet import read_rows
@@ -44,10 +46,13 @@ CAPTIONS = ("first", "longest", "all")
 _TEXT_COLUMNS = ("prompt", "caption")
 _TEXT_KEYS = (*_TEXT_COLUMNS, "text", "input")
 """Keys of a prompt in JSON, in order of preference."""
-_OPTIONAL_COLUMNS = ("id", "seed")
+SETTING_COLUMNS = {"size": "size", "guidance_scale": "guidance", "negative_prompt": "negative"}
+"""Optional columns with settings of single prompts, and the names of the settings."""
+_OPTIONAL_COLUMNS = ("id", "seed", *SETTING_COLUMNS)
 """Optional columns of a table. One of `_TEXT_COLUMNS` is required.
 
 JSON lines have keys with the same names."""
+_SIZE = re.compile(r"([0-9]{1,5}) ?[xX×] ?([0-9]{1,5})")
 _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _HEAD = 4096
@@ -96,10 +101,10 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0], check: Check = lambda
 
     The suffix of the file determines the format:
     - `.json`: a list of values, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id. A value is a
-      string, or an object with one of `_TEXT_KEYS`. The keys "id" and "seed" are optional. null is a blank prompt.
+      string, or an object with one of `_TEXT_KEYS`. The keys `_OPTIONAL_COLUMNS` are optional. null is a blank prompt.
     - `.jsonl`: one such value per line.
-    - `.csv` and `.tsv`: a table with a column "prompt" or "caption", such as PartiPrompts. The columns "id" and "seed"
-      are optional. Names of columns may be in upper or lower case. Other columns are ignored.
+    - `.csv` and `.tsv`: a table with a column "prompt" or "caption", such as PartiPrompts. `_OPTIONAL_COLUMNS` are
+      optional. Names of columns may be in upper or lower case. Other columns are ignored.
     - `.parquet`: a table with the same columns. Any other suffix: one prompt per line.
 
     A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
@@ -170,12 +175,12 @@ def _collect(entries: Iterable[PromptEntry], check: Check) -> list[PromptEntry]:
         AdtError: If there are more than `MAX_ENTRIES`.
     """
     prompts: list[PromptEntry] = []
-    for id, text, seed in entries:
+    for id, text, seed, settings in entries:
         if len(prompts) % _PER_CHECK == 0:
             check()
         if len(prompts) == MAX_ENTRIES:
             raise AdtError(f"`prompts`: the list has more than {MAX_ENTRIES} prompts; divide it into several files.")
-        prompts.append(PromptEntry(id[:_MAX_ID], text.strip(), seed))
+        prompts.append(PromptEntry(id[:_MAX_ID], text.strip(), seed, settings))
     return prompts
 
 
@@ -342,9 +347,53 @@ def _entry(value: Any, where: str, number: int) -> PromptEntry:
     if not isinstance(id, str | int | float | None):
         raise ValueError(f"{where}, key 'id' is {shown(id)}, but a text or a number was expected")
     prompt = _text(fields[name], f"{where}, key {name!r}")
-    return PromptEntry(
-        str(number if id in (None, "") else id), prompt, _seed(fields.get("seed"), f"{where}, key 'seed'")
+    return _prompt(number, prompt, fields, f"{where}, key")
+
+
+def _prompt(number: int, text: str, fields: Mapping[str, Any], where: str) -> PromptEntry:
+    """Return a prompt with what the list says of it.
+
+    Args:
+        number: Id of a prompt without an id.
+        fields: Values of `_OPTIONAL_COLUMNS`, as far as the list has them. None and "" count as missing.
+        where: Place of the fields, to which an error adds the name of one.
+    """
+    given = {name: value for name, value in fields.items() if value not in (None, "")}
+    settings = tuple(
+        (name, _setting(name, given[column], f"{where} {column!r}"))
+        for column, name in SETTING_COLUMNS.items()
+        if column in given
     )
+    return PromptEntry(str(given.get("id", number)), text, _seed(given.get("seed"), f"{where} 'seed'"), settings)
+
+
+def _setting(name: str, value: Any, where: str) -> Any:
+    """Return the value of a setting.
+
+    Raises:
+        ValueError: If it is not valid.
+    """
+    option = _option(name)
+    found = value
+    if name == "size":
+        match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+        found = (int(match[1]), int(match[2])) if match else tuple(value) if isinstance(value, list) else value
+    elif option.kind is float and isinstance(value, str):
+        with suppress(ValueError):
+            found = float(value)
+    try:
+        option.check(name, found)
+    except AdtError as error:
+        expected = "width and height, such as 768x512" if name == "size" else str(error).partition("; ")[2].rstrip(".")
+        raise ValueError(
+            f"{where} is {shown(value)}; expected: {expected}, or another name if the column means something else"
+        ) from error
+    return found
+
+
+@cache
+def _option(name: str) -> Option:
+    return Recipe.options()[name]
 
 
 def _text(value: Any, where: str) -> str:
@@ -370,14 +419,13 @@ def _tsv(text: str) -> Iterator[PromptEntry]:
 def _table(text: str, delimiters: str) -> Iterator[PromptEntry]:
     for number, row in enumerate(read_table(text, delimiters, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
         prompt = row.get("prompt", row.get("caption", ""))
-        id = row.get("id", "").strip() or str(number)
-        yield PromptEntry(id, prompt, _seed(row.get("seed", "").strip(), f"row {number}, column 'seed'"))
+        fields = {name: row[name].strip() for name in _OPTIONAL_COLUMNS if name in row}
+        yield _prompt(number, prompt, fields, f"row {number}, column")
 
 
 def _parquet(path: Path) -> Iterator[PromptEntry]:
-    for number, (text, id, seed) in enumerate(read_rows(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
-        name = str(number if id in (None, "") else id)
-        yield PromptEntry(name, text or "", _seed(seed, f"row {number}, column 'seed'"))
+    for number, (text, *values) in enumerate(read_rows(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
+        yield _prompt(number, text or "", dict(zip(_OPTIONAL_COLUMNS, values)), f"row {number}, column")
 
 
 def _is_rounded(value: Any, number: Decimal) -> bool:

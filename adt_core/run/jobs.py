@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import AdtError
 from ..recipe import Recipe
@@ -23,6 +23,10 @@ MAX_IMAGES = 10**6
 """Maximum number of images of one run."""
 
 
+RowSettings = tuple[tuple[str, Any], ...]
+"""Settings that a row of a list has for itself: pairs of the name of a recipe's option and its value."""
+
+
 class PromptEntry(NamedTuple):
     """A prompt of a list.
 
@@ -30,11 +34,13 @@ class PromptEntry(NamedTuple):
         id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
         text: The prompt, or "" if the prompt is blank.
         seed: Seed that the list gives to the prompt, or None.
+        settings: Settings that the list gives to the prompt, instead of those of the recipe.
     """
 
     id: str
     text: str
     seed: int | None = None
+    settings: RowSettings = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Job:
         id: Id of the prompt.
         text: Prompt for the model: the complete prompt, or its beginning if it is too long.
         note: Remark for the user on the prompt, or "".
+        settings: Settings of this image that differ from those of the recipe.
     """
 
     number: int
@@ -58,6 +65,7 @@ class Job:
     id: str = ""
     text: str = ""
     note: str = ""
+    settings: RowSettings = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,12 @@ class JobList:
         has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != UPSTREAM
         index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
         seed = self.recipe.sampling.seed if entry.seed is None else entry.seed
-        return Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)
+        own = Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)
+        return replace(own, settings=self._differing(entry.settings)) if entry.settings else own
+
+    def _differing(self, settings: RowSettings) -> RowSettings:
+        usual = {**self.recipe.flat(), "size": self.recipe.loading.size}
+        return tuple((name, value) for name, value in settings if usual[name] != value)
 
 
 def fit(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:

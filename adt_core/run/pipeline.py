@@ -28,7 +28,7 @@ from ..models.load import find_published, load_target
 from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Recipe
 from .checkpoints import default_folder
-from .jobs import JobList, PromptEntry
+from .jobs import JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
 from .png_settings import read_values
 from .previews import preview
@@ -158,6 +158,17 @@ class Pipeline(Runner):
         recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
         recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)._with_drafter()
+
+    def of_row(self, settings: RowSettings) -> Pipeline:
+        """Return a pipeline with the settings of a list's row.
+
+        Raises:
+            AdtError: If the model does not support the size.
+        """
+        own = dict(settings)
+        size = own.pop("size", None)
+        pipeline = self.with_options(**own)
+        return replace(pipeline, target=self.target.sized(*size)) if size else pipeline
 
     def keep(self, image: str | Path, mask: str | Path | Tensor) -> tuple[int, ...]:
         """Return the option `kept`, with which only a part of an existing image is generated.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -24,7 +24,7 @@ from ..errors import AdtError, Check, shown
 from ..files import is_link, write_in
 from ..recipe import Recipe
 from ..untrusted import list_of, whole_number
-from .identity import settings_key
+from .identity import digest, settings_key
 from .images import is_intact, read_settings
 from .jobs import Job, JobList
 from .runner import CAPTION, SETTINGS_KEY, Runner
@@ -103,17 +103,31 @@ class Identity:
         settings = {name: value for name, value in compared.items() if name not in _UNCOMPARED}
         return cls(settings_key(pipeline, check), size, target.grid, target.num_codes, settings)
 
+    def of_job(self, job: Job) -> Identity:
+        """Return the properties of an image, which may have settings of its own."""
+        if not job.settings:
+            return self
+        own = dict(job.settings)
+        width, height = size = own.get("size", self.size)
+        side = self.size[0] // self.grid[1]
+        key = digest([self.key, job.settings])
+        return replace(
+            self, key=key, size=size, grid=(height // side, width // side), settings={**self.settings, **own}
+        )
+
     def expected(self, job: Job) -> dict[str, Any]:
         """Return the settings that an image's record and lines must have."""
-        return {"prompt": job.prompt, "seed": job.seed, "image_index": job.index, SETTINGS_KEY: self.key}
+        key = self.of_job(job).key
+        return {"prompt": job.prompt, "seed": job.seed, "image_index": job.index, SETTINGS_KEY: key}
 
     def problem(self, record: Mapping[str, Any], job: Job) -> str:
         """Return why a record is not that of an image, or "" if it is. If only the digests differ, name a setting."""
         problem = difference(record, self.expected(job))
+        own = self.of_job(job)
         if SETTINGS_KEY in problem:
-            problem = difference(record, self.settings)
+            problem = difference(record, own.settings)
             return problem or "was made with other weights, or with another version of this pack"
-        if not problem and not self._is_complete(record):
+        if not problem and not own._is_complete(record):
             problem = "has damaged tokens or statistics"
         return problem
 
@@ -189,7 +203,7 @@ class PngStore:
         except AdtError as error:
             return str(error).removeprefix(f"{path} ").partition(";")[0].rstrip(".")
         problem = self.identity.problem(record, job)
-        return problem or ("" if is_intact(path, self.identity.size) else "is damaged, or has another size")
+        return problem or ("" if is_intact(path, self.identity.of_job(job).size) else "is damaged, or has another size")
 
     def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
         write_in(self.folder, file_name(job.number), png)

@@ -64,6 +64,29 @@ def test_json_lines_and_lists(tmp_path):
     assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
+ROWS = {
+    "p.csv": 'prompt,size,Guidance_Scale,negative_prompt\na cat,512x768,,\na dog,,3.5,"blur, noise"\n',
+    "p.jsonl": '{"prompt": "a cat", "size": [512, 768]}\n{"prompt": "a dog", "guidance_scale": 3.5, "negative_prompt": '
+    '"blur, noise"}\n',
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_settings_of_single_prompts(tmp_path, name):
+    (tmp_path / name).write_text(ROWS[name], encoding="utf-8")
+    found = [dict(prompt.settings) for prompt in read_all(tmp_path / name)]
+    assert found == [{"size": (512, 768)}, {"guidance": 3.5, "negative": "blur, noise"}]
+
+
+@pytest.mark.parametrize(
+    "column, value", [("size", "large"), ("size", "512"), ("guidance_scale", "high"), ("guidance_scale", "nan")]
+)
+def test_invalid_settings_of_single_prompts(tmp_path, column, value):
+    (tmp_path / "p.csv").write_text(f"prompt,{column}\na cat,{value}\n", encoding="utf-8")
+    with pytest.raises(AdtError, match=rf"row 1, column '{column}' is '{value}'; expected: .*another name"):
+        read_all(tmp_path / "p.csv")
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"], ids=ascii)
 def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
@@ -426,7 +449,8 @@ def write_parquet(tmp_path):
 
 def test_parquet_tables(write_parquet):
     path = write_parquet(URL=["x", "y", "z"], Caption=[" a cat", None, "a dog"], id=[7, 8, None], seed=[None, 1, 2**62])
-    assert read_all(path) == [("7", "a cat", None), ("8", "", 1), ("3", "a dog", 2**62)]
+    found = [prompt[:3] for prompt in read_all(path)]
+    assert found == [("7", "a cat", None), ("8", "", 1), ("3", "a dog", 2**62)]
     assert read_prompts(write_parquet(caption=["no"], prompt=["a cow"])) == ["a cow"]
 
 

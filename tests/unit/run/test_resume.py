@@ -17,6 +17,7 @@ from adt_core.run.batch_size import default_batch_size
 from adt_core.run.images import read_settings
 from adt_core.run.jobs import Job, JobList, PromptEntry
 from tests.command import read_lines, words
+from tests.layouts.families import WRITERS
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
 TIMES = ("seconds", "drafting_seconds", "prefill_seconds", "tokens_per_second")
@@ -311,6 +312,56 @@ def test_a_list_without_valid_prompts_is_an_error(generate):
     Path("list.txt").write_text("long " * 100, encoding="utf-8")
     code, _, err = generate("a")
     assert code == 1 and "--prompts: no prompt of the list can be drawn" in err and not contents("a")
+
+
+def test_rows_have_settings_of_their_own(generate, capsys):
+    """Each image is that of a command with these settings. A changed cell is another image."""
+    rows = ["prompt,seed,guidance_scale,negative_prompt", "a cat,4,,", "a dog,,2.5,", "a cat,4,3,fog", "a cow,,,fog"]
+    Path("list.csv").write_text("\n".join(rows), encoding="utf-8")
+    assert generate("out", prompts="list.csv", cfg=3, tokens="t.jsonl", shard="1/2")[0] == 0
+    assert generate("out", prompts="list.csv", cfg=3, **options("out"))[0] == 0
+    records = [record for record, _ in contents("out").values()]
+    assert [(record["guidance"], record["negative"]) for record in records] == [
+        (3, ""),
+        (2.5, ""),
+        (3, "fog"),
+        (3, "fog"),
+    ]
+    assert len({record["settings_key"] for record in records}) == 3
+    for number, given in enumerate([{"seed": 4}, {"cfg": 2.5}, {"seed": 4, "negative": "fog"}, {"negative": "fog"}]):
+        prompt = rows[number + 1].partition(",")[0]
+        index = 0 if "seed" in given else number
+        usual = {"cfg": 3, "image_index": index, "tokens": f"{number}.jsonl", "prompts": None, "prompt": prompt}
+        assert generate(f"{number}.png", **usual | given)[0] == 0
+        assert read_lines(f"{number}.jsonl")[0]["tokens"] == records[number]["tokens"]
+    code, out, _ = generate("out", prompts="list.csv", cfg=3, **options("out"))
+    assert code == 0 and "4 of 4 images were already there." in out
+    assert [line["image"] for line in read_lines("out/t.jsonl")] == [1, 2, 3, 4]
+    Path("list.csv").write_text("\n".join(rows).replace("2.5", "2.6"), encoding="utf-8")
+    code, _, err = generate("out", prompts="list.csv", cfg=3)
+    assert code == 1 and "000002.png' was made with guidance 2.5, but this run has 2.6" in err
+    Path("list.csv").write_text("prompt,size\na cat,33x33", encoding="utf-8")
+    code, _, err = generate("sized", prompts="list.csv")
+    assert code != 0 and "--prompts: in the row of '1', --size is 33x33" in err and not Path("sized").exists()
+
+
+def test_rows_have_sizes_of_their_own(generate, tmp_path, interrupt):
+    """The images of a size share batches, and an interrupted list is continued."""
+    model = WRITERS["emu3"](tmp_path / "models")
+    rows = ["prompt,size", "a cat,48x40", "a dog,", "a cow,48x40", "fog,40 x 48"]
+    Path("list.csv").write_text("\n".join(rows), encoding="utf-8")
+    given = {"model": model, "drafter": "jacobi", "size": "40x48", "prompts": "list.csv", "cfg": 1}
+    interrupt(2)
+    assert generate("out", **given)[0] == 130
+    assert generate("out", **given, **options("out"))[0] == 0
+    found = {}
+    for number in (1, 2, 3, 4):
+        with Image.open(f"out/{number:06}.png") as image:
+            found[number] = image.size
+    assert found == {1: (48, 40), 2: (40, 48), 3: (48, 40), 4: (40, 48)}
+    alone = {**given, "size": "48x40", "prompts": None, "prompt": "a cow", "image_index": 2, "tokens": "alone.jsonl"}
+    assert generate("alone.png", **alone)[0] == 0
+    assert read_lines("alone.jsonl")[0]["tokens"] == read_lines("out/t.jsonl")[2]["tokens"]
 
 
 def test_many_invalid_prompts_are_counted(generate, monkeypatch):
