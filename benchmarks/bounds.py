@@ -1,6 +1,7 @@
 """Table of tree bounds for the method *adt-tree*: rounds, sizes of trees, and computed speed at three prices.
 
     python -m benchmarks.bounds [--captions 64] [--first 0] [--temperatures 0,0.6,1] [--drafts 6,31]
+    python -m benchmarks.bounds --pairs ...         compare ADT-Tree with EAGLE-2 and with fixed trees of equal depth
 
 Drafting does not change the tokens of an image. So plain decoding runs once, and the target's features are kept. Every
 method then decodes the same images again: the drafter runs, but the features of the drafts are read from memory instead
@@ -15,7 +16,7 @@ the price of a round (`PRICES`). The interval of a ratio is a 95 % bootstrap ove
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -28,8 +29,9 @@ from torch import Tensor
 from adt_core import Decoding, Drafting, Pipeline, Sampling
 from adt_core.drafters import without_window
 from adt_core.engine import round as engine_round
-from adt_core.lab.presets import PRESETS, find_preset, listed
-from adt_core.policies import EAGLE2, PLAIN
+from adt_core.lab.paper import BASELINE, fixed_trees
+from adt_core.lab.presets import PRESETS, find_preset, listed, presets
+from adt_core.policies import ADT_TREE, EAGLE2, PLAIN
 
 from .harness import BUNDLED, SAMPLING, bundled, captions
 
@@ -221,48 +223,72 @@ METHODS = {
 """Number of drafts -> methods with their bounds. The first ones are fixed trees of EAGLE-2."""
 
 
+DEVICES = {6: "cpu", 31: "cuda"}
+"""Type of device whose default trees have this number of drafts."""
+
+
 def main() -> None:
-    """Print the table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=64)
     parser.add_argument("--first", type=int, default=0, help="number of the first held-out caption, from 0")
     parser.add_argument("--temperatures", default="0.6")
     parser.add_argument("--drafts", default="6,31")
     parser.add_argument("--methods", default=None, help="methods with settings, instead of the table's")
+    parser.add_argument("--pairs", action="store_true", help="compare the defaults of ADT-Tree with fixed trees")
     args = parser.parse_args()
-    names = (
-        "temperature",
-        "drafts",
-        "method",
-        "widths",
-        "tau",
-        "depth",
-        "calls",
-        *PRICES,
-        *(f"{p}: ratio" for p in PRICES),
-    )
-    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    headings = PAIR_HEADINGS if args.pairs else HEADINGS
+    print(_line(headings) + "\n" + "|---" * len(headings) + "|")
     for temperature in map(float, args.temperatures.split(",")):
         images = Captions(args.first, args.captions, replace(SAMPLING, temperature=temperature))
         for drafts in map(int, args.drafts.split(",")):
-            methods = listed(args.methods) if args.methods else METHODS[drafts]
-            results = {}
-            for name in methods:
-                preset = find_preset(f"{name},drafts={drafts}", PRESETS, None)
-                results[name] = images.measure(preset.drafting)
-                print(_row(temperature, drafts, name, results), flush=True)
+            lines = _pairs(images, drafts) if args.pairs else _screening(images, drafts, args.methods)
+            for cells in lines:
+                print(_line((temperature, drafts, *cells)), flush=True)
 
 
-def _row(temperature: float, drafts: int, name: str, results: dict[str, Measured]) -> str:
-    """Return a row of the table. The ratios compare with the best fixed tree so far at each price."""
-    one = results[name]
-    fixed = [result for other, result in results.items() if other.startswith(EAGLE2)] or [one]
-    cells = [temperature, drafts, name, f"{min(one.widths)} to {max(one.widths)}", f"{one.tau:.2f}"]
-    cells += [f"{one.mean(figure):.2f}" for figure in ("depth", "asked")]
-    cells += [f"{one.values(price):.3f}" for price in PRICES.values()]
-    for price in PRICES.values():
-        cells.append(ratio(one, max(fixed, key=lambda result, price=price: result.values(price)), price))
+HEADINGS = (
+    "T",
+    "drafts",
+    "method",
+    "widths",
+    "tau",
+    "mean depth",
+    "levels asked",
+    *PRICES,
+    *(f"ratio, {p}" for p in PRICES),
+)
+PAIR_HEADINGS = ("T", "drafts", "baseline", "tau", "mean depth", *(f"ADT-Tree / baseline, {p}" for p in PRICES))
+
+
+def _line(cells: Iterable) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _screening(images: Captions, drafts: int, methods: str | None) -> Iterator[list]:
+    """Yield the cells of each method. The ratios compare with the best fixed tree so far at each price."""
+    results: dict[str, Measured] = {}
+    for name in listed(methods) if methods else METHODS[drafts]:
+        one = images.measure(find_preset(f"{name},drafts={drafts}", PRESETS, None).drafting)
+        results[name] = one
+        fixed = [result for other, result in results.items() if other.startswith(EAGLE2)] or [one]
+        cells = [name, f"{min(one.widths)} to {max(one.widths)}", f"{one.tau:.2f}"]
+        cells += [f"{one.mean(figure):.2f}" for figure in ("depth", "asked")]
+        cells += [f"{one.values(price):.3f}" for price in PRICES.values()]
+        for price in PRICES.values():
+            cells.append(ratio(one, max(fixed, key=lambda result, price=price: result.values(price)), price))
+        yield cells
+
+
+def _pairs(images: Captions, drafts: int) -> Iterator[list]:
+    """Yield the cells of ADT-Tree with the device's defaults, and of each fixed tree that it is compared with."""
+    available = presets(DEVICES[drafts])
+    own = images.measure(available[ADT_TREE].drafting)
+    row = {"drafts_per_round": own.mean("drafts"), "mean_depth": own.mean("depth")}
+    for name in (ADT_TREE, BASELINE, EAGLE2, *fixed_trees(row)):
+        one = own if name == ADT_TREE else images.measure(find_preset(name, available, None).drafting)
+        ratios = [ratio(own, one, price) for price in PRICES.values()]
+        yield [name, f"{one.tau:.2f}", f"{one.mean('depth'):.2f}", *ratios]
 
 
 if __name__ == "__main__":

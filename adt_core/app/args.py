@@ -208,7 +208,9 @@ class QualityArgs(Settings):
     """Paths of the models that score image quality."""
 
     clip: Path | None = path("CLIP score: a CLIP model in transformers' layout.", "DIR")
-    hps: Path | None = path("HPSv2: its weights, in the same layout.", "DIR")
+    hps: Path | None = path(
+        "HPSv2: the published file (with `clip` for its tokenizer), or a folder as for `clip`.", "PATH"
+    )
     aesthetic: Path | None = path("Aesthetic score: LAION's predictor for the CLIP ViT-L/14 in `clip`.")
     inception: Path | None = path("Inception Score: torch-fidelity's weights of Inception.")
     real_images: Path | None = path("FID: folder of reference images; needs `inception`.", "DIR")

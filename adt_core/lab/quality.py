@@ -25,6 +25,7 @@ from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wra
 from ..files import is_regular, list_visible, opened
 from ..models.reading.checkpoint import read_tensors
 from ..run.images import IMAGE_ERRORS, open_image, to_rgb
+from .open_clip import clip_model
 
 OptionalPath = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -74,7 +75,7 @@ def choose(
     """Load the metrics whose weights are given.
 
     Args:
-        hps: Folder of HPSv2.
+        hps: HPSv2: the published file, or a folder in transformers' layout.
         count: Number of images per method.
 
     Raises:
@@ -92,14 +93,19 @@ def choose(
         name = f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")
         images[name] = clip_metric(clip, "clip", "CLIP score", device, aesthetic)
     if hps:
-        images[f"HPSv2 {hps}"] = clip_metric(hps, "hps", "HPSv2", device)
+        images[f"HPSv2 {hps}"] = clip_metric(hps, "hps", "HPSv2", device, tokenizer=clip)
     given = zip(NEEDS.items(), (clip, hps, aesthetic, inception, real_images))
     missing = [f"{column} (needs {needs})" for (column, needs), path in given if not path]
     return QualityMetrics(images, sets, f"Not measured: {', '.join(missing)}." if missing else "")
 
 
 def clip_metric(
-    folder: Path, option: str, column: str, device: torch.device, aesthetic: OptionalPath = None
+    path: Path,
+    option: str,
+    column: str,
+    device: torch.device,
+    aesthetic: OptionalPath = None,
+    tokenizer: OptionalPath = None,
 ) -> ImageMetric:
     """Load a CLIP model and return a metric of the similarity between an image and its prompt.
 
@@ -108,19 +114,26 @@ def clip_metric(
     HPSv2, it is the score of HPSv2 (arXiv 2306.09341). Prompts are truncated to the model's maximum length.
 
     Args:
+        path: Folder in transformers' layout, or file in open_clip's layout.
+        option: Option that names the path. With "hps", images are padded to squares as in HPSv2's code, not cropped.
         aesthetic: File with the weights of LAION's aesthetic predictor; None for no column "aesthetic".
+        tokenizer: Folder with CLIP's tokenizer for a file, if the file's folder has none.
 
     Raises:
         AdtError: If the model cannot be loaded.
     """
-    model, processor = _load_clip(folder, option, device)
+    with naming_missing_libraries():
+        model, processor = _load_open_clip(path, option, tokenizer) if path.is_file() else _load_clip(path, option)
+    model = model.float().eval().to(device)
     longest = model.config.text_config.max_position_embeddings
+    size = (model.config.vision_config.image_size,) * 2
     layers = _aesthetic_layers(aesthetic, model.config.projection_dim) if aesthetic else []
 
     @torch.inference_mode()
     def metric(image: Image.Image, prompt: str) -> Scores:
+        image = ImageOps.pad(to_rgb(image), size, Image.Resampling.BICUBIC) if option == "hps" else image
         given = {"text": [prompt], "images": [image], "truncation": True, "max_length": longest}
-        with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' can't read {shown(prompt)} ({reason})."):
+        with wrap_library_errors(lambda reason: f"`{option}`: '{path}' can't read {shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
         out = model(**inputs.to(device))  # image_embeds and text_embeds: [1, width], normalised to length 1
         scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
@@ -134,10 +147,9 @@ def clip_metric(
     return metric
 
 
-def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, Any]:
-    """Return a CLIP model and its processor. Raise AdtError if they cannot be loaded."""
-    with naming_missing_libraries():
-        from transformers import CLIPModel, CLIPProcessor
+def _load_clip(folder: Path, option: str) -> tuple[Any, Any]:
+    """Return a CLIP model in transformers' layout and its processor. Raise AdtError if they cannot be loaded."""
+    from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
         raise AdtError(
@@ -147,9 +159,33 @@ def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, An
         raise AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
     expected = "a complete CLIP model in transformers' layout"
     with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' is not {expected} ({reason}); download it again."):
-        model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
-        processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
-    return model, processor
+        return (
+            CLIPModel.from_pretrained(folder, local_files_only=True),
+            CLIPProcessor.from_pretrained(folder, local_files_only=True),
+        )
+
+
+def _load_open_clip(file: Path, option: str, tokenizer: OptionalPath) -> tuple[Any, Any]:
+    """Return a CLIP model in open_clip's layout and its processor. Raise AdtError if they cannot be loaded.
+
+    Args:
+        tokenizer: Folder with CLIP's tokenizer, if the file's folder has none.
+    """
+    from transformers import CLIPImageProcessor, CLIPProcessor, CLIPTokenizer
+
+    folders = [folder for folder in (file.parent, tokenizer) if folder and (folder / "vocab.json").is_file()]
+    if not folders:
+        raise AdtError(
+            f"`{option}`: '{file}' has no tokenizer; give a CLIP model with `clip`, or put CLIP's vocab.json and "
+            "merges.txt next to the file."
+        )
+    tensors = _read(file, option)
+    expected = "a CLIP model in open_clip's layout with the tokenizer of CLIP"
+    with wrap_library_errors(lambda reason: f"`{option}`: '{file}' is not {expected} ({reason}); download it again."):
+        model = clip_model(tensors)
+        size = model.config.vision_config.image_size
+        images = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
+        return model, CLIPProcessor(images, CLIPTokenizer.from_pretrained(folders[0], local_files_only=True))
 
 
 def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
+from torch import nn
 
 from adt_core import cli
 from adt_core.app.args import QualityArgs
@@ -89,6 +90,93 @@ def test_clip_score_and_aesthetic_score(clip, predictor):
             "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1),
         }
     assert metric(noise(0), "a very long prompt " * 30)  # the text is truncated
+
+
+class Layers(nn.Module):
+    """Transformer of open_clip with two layers of 16 heads."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.resblocks = nn.ModuleList(nn.Module() for _ in range(2))
+        for block in self.resblocks:
+            block.ln_1, block.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            block.attn = nn.MultiheadAttention(width, 16, batch_first=True)
+            block.mlp = nn.Sequential()
+            block.mlp.c_fc, block.mlp.gelu = nn.Linear(width, 3 * width), nn.GELU()
+            block.mlp.c_proj = nn.Linear(3 * width, width)
+
+    def forward(self, x, mask=None):
+        for block in self.resblocks:
+            y = block.ln_1(x)
+            x = x + block.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
+            x = x + block.mlp(block.ln_2(x))
+        return x
+
+
+class OpenClip(nn.Module):
+    """CLIP with the names and the computation of open_clip, for images of 32 pixels and texts of 20 tokens."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.visual = nn.Module()
+        self.visual.conv1 = nn.Conv2d(3, 32, 16, 16, bias=False)
+        self.visual.class_embedding = nn.Parameter(torch.randn(32))
+        self.visual.positional_embedding = nn.Parameter(torch.randn(5, 32))
+        self.visual.ln_pre, self.visual.transformer, self.visual.ln_post = (
+            nn.LayerNorm(32),
+            Layers(32),
+            nn.LayerNorm(32),
+        )
+        self.visual.proj = nn.Parameter(torch.randn(32, 8))
+        self.token_embedding = nn.Embedding(vocabulary, 16)
+        self.positional_embedding = nn.Parameter(torch.randn(20, 16))
+        self.transformer, self.ln_final = Layers(16), nn.LayerNorm(16)
+        self.text_projection = nn.Parameter(torch.randn(16, 8))
+        self.logit_scale = nn.Parameter(torch.ones(()))
+
+    def score(self, pixels, ids):
+        visual = self.visual
+        x = visual.conv1(pixels[None]).flatten(2).transpose(1, 2)
+        x = torch.cat([visual.class_embedding[None, None], x], 1) + visual.positional_embedding
+        image = visual.ln_post(visual.transformer(visual.ln_pre(x))[:, 0]) @ visual.proj
+        x = self.token_embedding(ids)[None] + self.positional_embedding[: len(ids)]
+        causal = torch.full((len(ids), len(ids)), -torch.inf).triu(1)
+        text = self.ln_final(self.transformer(x, causal))[:, ids.argmax()] @ self.text_projection
+        return torch.cosine_similarity(image, text).item()
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_hps_in_the_layout_of_open_clip(tmp_path, has_tokenizer):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = OpenClip(7).eval()
+    torch.save({"epoch": 3, "state_dict": model.state_dict()}, tmp_path / "HPS.pt")
+    tokens = ["a", "b", "a</w>", "b</w>", "ab</w>", "<|startoftext|>", "<|endoftext|>"]
+    own = tmp_path if has_tokenizer else tmp_path / "clip"
+    own.mkdir(exist_ok=True)
+    ids = {token: number for number, token in enumerate(tokens)}
+    (own / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    (own / "merges.txt").write_text("#version: 0.2\na b</w>\n", encoding="utf-8")
+    metric = quality.clip_metric(tmp_path / "HPS.pt", "hps", "HPSv2", CPU, tokenizer=tmp_path / "clip")
+    image = noise(3, (16, 32))
+    padded = np.zeros((32, 32, 3))
+    padded[8:24] = np.asarray(image)
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    pixels = torch.from_numpy((padded / 255 - mean) / std).permute(2, 0, 1).float()
+    signs = []
+    for prompt, parts in (("ab", ["ab</w>"]), ("a", ["a</w>"]), ("b a", ["b</w>", "a</w>"]), ("aa " * 30, [])):
+        texts = torch.tensor([5, *map(ids.get, parts or ["a", "a</w>"] * 9), 6])
+        with torch.inference_mode():
+            expected = model.score(pixels, texts)
+        assert metric(image, prompt) == {"HPSv2": (pytest.approx(100 * max(expected, 0), abs=1e-3), 1)}
+        signs.append(expected > 0)
+    assert all(signs), "scores below 0 are cut, so they would show nothing"
+
+
+def test_hps_without_a_tokenizer(tmp_path):
+    torch.save({}, tmp_path / "HPS.pt")
+    with pytest.raises(AdtError, match="hps: .*has no tokenizer; give a CLIP model with `clip`"):
+        quality.clip_metric(tmp_path / "HPS.pt", "hps", "HPSv2", CPU)
 
 
 def test_columns_are_sums_divided_by_counts():
