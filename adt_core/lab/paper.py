@@ -1,4 +1,6 @@
-"""Command `python adt.py benchmark --paper`: the comparisons of the ADT-Tree paper (arXiv 2512.21857).
+"""Command `python adt.py benchmark --paper`, and choice `paper` of the Benchmark node.
+
+They make the comparisons of the ADT-Tree paper (arXiv 2512.21857).
 
 The benchmark measures the paper's methods at temperature 0 and 1. Then it measures ADT-Tree again, in turns with fixed
 trees of ADT-Tree's mean depth. So a gain over EAGLE-2 can be attributed to the adaptation, not to the mean depth.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +24,13 @@ from ..app.csv_tables import to_csv
 from ..errors import AdtError
 from ..files import read_text, write_in
 from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
+from ..run import race
 from . import benchmark, report
 from .presets import PAPER_TREE
-from .records import WHOLE
+from .records import MAX_FILE_MIB, WHOLE
 
+METHODS = "paper"
+"""Name of these comparisons in a list of methods."""
 TEMPERATURES = (0.0, 1.0)
 BASELINE = "eagle2-paper"
 NAMES = {
@@ -61,6 +66,7 @@ HEADINGS = {
     "mean_depth": "mean depth",
     "drafts_per_round": "drafts per pass",
     "substitution_rate": "replaced tokens",
+    "adt_tree": "ADT-Tree's speed-up over it (95 % CI)",
     "paper_speedup": "SR in the paper",
     "paper_tau": "tau in the paper",
     "paper_depth": "mean depth in the paper",
@@ -87,6 +93,14 @@ PUBLISHED_MODEL = "anole"
 FILES = ("paper.md", "paper.csv")
 
 
+class Measurement(NamedTuple):
+    """Benchmark to run: its folder in the output folder, its methods without plain decoding, and its temperature."""
+
+    part: str
+    methods: tuple[str, ...]
+    temperature: float
+
+
 def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
     """Run the benchmarks that are missing, and write the tables.
 
@@ -105,34 +119,65 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     for name, value in (("methods", args.methods), ("temperature", given.get("temperature"))):
         if value is not None:
             raise AdtError(f"`{name}` can't be given together with `paper`, which sets it; remove one of them.")
-    methods = list(dict.fromkeys(method for names in TABLES.values() for method in names if method != PLAIN))
-    rows: list[dict] = []
-    model = ""
-    for temperature in TEMPERATURES:
-        chosen = {**given, "temperature": temperature}
 
-        def measured(part: str, names: list[str], chosen: dict[str, Any] = chosen) -> list[dict]:
-            folder = args.output / part
-            benchmark.run(replace(args, methods=",".join(names), output=folder), scores, parallel, chosen, device)
-            return _summary(folder)
+    def measure(wanted: Measurement) -> None:
+        part = replace(args, methods=",".join(wanted.methods), output=args.output / wanted.part)
+        benchmark.run(part, scores, parallel, {**given, "temperature": wanted.temperature}, device)
 
-        part = f"temperature-{temperature:g}"
-        first = measured(part, methods)
-        if args.stride != WHOLE:
-            continue  # the fixed trees depend on the results of all shards
-        model = str(json.loads(read_text(args.output / part / "results.json", 4096))["settings"]["model"])
-        adt_tree = next(row for row in first if row["method"] == ADT_TREE)
-        fixed = measured(f"{part}-fixed", [ADT_TREE, *fixed_trees(adt_tree)])
-        rows += [{**row, "temperature": temperature, "part": "methods"} for row in first]
-        rows += [{**row, "temperature": temperature, "part": "fixed"} for row in fixed]
     if args.stride != WHOLE:
+        for temperature in TEMPERATURES:
+            measure(first(temperature))
         return f"This shard is measured; {benchmark.REMAINING}"
-    text = markdown(rows, model)
+    text, paths = compare(measure, args.output)
+    return f"{text}\n" + ", ".join(map(str, paths))
+
+
+def compare(measure: Callable[[Measurement], None], folder: Path) -> tuple[str, list[Path]]:
+    """Measure all benchmarks and write the tables.
+
+    Args:
+        measure: Function that runs a benchmark, or what is missing of it, and writes its report into its folder.
+        folder: Output folder.
+
+    Returns:
+        The tables in Markdown, and the paths of the files.
+    """
+    rows: list[dict] = []
+    settings: dict = {}
+    for temperature in TEMPERATURES:
+        wanted = first(temperature)
+        measure(wanted)
+        settings, own = _results(folder, wanted)
+        adt_tree = next(row for row in own if row["method"] == ADT_TREE)
+        fixed = Measurement(f"{wanted.part}-fixed", (ADT_TREE, *fixed_trees(adt_tree)), temperature)
+        measure(fixed)
+        rows += [{**row, "part": "methods"} for row in own]
+        rows += [{**row, "part": "fixed"} for row in _results(folder, fixed)[1]]
+    text = markdown(rows, settings)
     columns = list(dict.fromkeys(["part", *HEADINGS, "method", *(column for row in rows for column in row)]))
-    named = [{**row, **_extra(row, model)} for row in rows]
+    named = [{**row, **_extra(row, settings["model"])} for row in rows]
     for name, content in zip(FILES, (text.encode(), to_csv(columns, named))):
-        write_in(args.output, name, content)
-    return f"{text}\n" + ", ".join(str(args.output / name) for name in FILES)
+        write_in(folder, name, content)
+    return text, [folder / name for name in FILES]
+
+
+def first(temperature: float) -> Measurement:
+    """Return the first benchmark at a temperature. Its methods fill the tables I and II."""
+    methods = dict.fromkeys(method for names in TABLES.values() for method in names if method != PLAIN)
+    return Measurement(f"temperature-{temperature:g}", tuple(methods), temperature)
+
+
+def _results(folder: Path, measured: Measurement) -> tuple[dict, list[dict]]:
+    """Return the settings of a benchmark, and the rows of its summary with the temperature and ADT-Tree's speed-up."""
+    results = json.loads(read_text(folder / measured.part / "results.json", MAX_FILE_MIB))
+    records = results["records"]
+    adt_tree = report.seconds(records, ADT_TREE)
+    rows = []
+    for row in results["summary"]:
+        ratio = race.speedup(report.seconds(records, row["method"]), adt_tree)
+        over = {} if row["method"] == ADT_TREE else {"adt_tree": ratio.text()}
+        rows.append({**row, **over, "temperature": measured.temperature})
+    return results["settings"], rows
 
 
 def fixed_trees(adt_tree: dict) -> list[str]:
@@ -147,13 +192,14 @@ def fixed_trees(adt_tree: dict) -> list[str]:
     return [f"{EAGLE2}:depth={depth},drafts={max(drafts, depth)}" for depth in depths]
 
 
-def markdown(rows: list[dict], model: str) -> str:
+def markdown(rows: list[dict], settings: Mapping[str, Any]) -> str:
     """Format the tables as Markdown.
 
     Args:
         rows: Rows of the summaries of all benchmarks, with `temperature` and `part`.
-        model: Name of the model.
+        settings: Settings of a benchmark.
     """
+    model = settings["model"]
     sections = []
     for title, methods in TABLES.items():
         own = [row for row in rows if row["part"] == "methods" and row["method"] in methods]
@@ -166,14 +212,12 @@ def markdown(rows: list[dict], model: str) -> str:
         own = [row for row in rows if row["part"] == "methods"]
         headings = {"temperature": "T", "name": "method", **{column: column for column in scored}}
         sections.append(_section("IV. Image quality", own, headings, model))
-    notes = [
-        f"Model: {model}. SR is the time of no drafting divided by that of the method, the median over the prompts."
-    ]
+    notes = ["SR is the time of no drafting divided by that of the method, the median over the prompts."]
     tree = ", ".join(f"{name} {value}" for name, value in PAPER_TREE.items())
     notes.append(f"EAGLE-2 and LANTERN draft the paper's tree ({tree}); the other methods draft coupled proposals.")
     if PUBLISHED_MODEL in model.lower():
         notes.append("Figures of the paper: Anole, MS-COCO 2017, temperature 0, on the authors' machine.")
-    return "\n\n".join([*sections, " ".join(notes)]) + "\n"
+    return "\n\n".join([*sections, " ".join(notes), report.conditions(settings)]) + "\n"
 
 
 def _section(title: str, rows: list[dict], headings: Mapping[str, str], model: str) -> str:
@@ -200,8 +244,3 @@ def _text(name: str, value: Any) -> str:
     if name == "temperature":
         return f"{value:g}"
     return f"{value:.1%}" if name == "substitution_rate" else f"{value:.2f}" if name in HEADINGS else f"{value:.4g}"
-
-
-def _summary(folder: Path) -> list[dict]:
-    """Return the summary that a benchmark has written."""
-    return json.loads(read_text(folder / "results.json", 4096))["summary"]

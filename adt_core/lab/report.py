@@ -9,7 +9,7 @@ The report is written as Markdown, CSV, JSON and two plots. A record has the res
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -159,10 +159,15 @@ def markdown(rows: list[dict], settings: dict, note: str) -> str:
     """
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
+    footer = f"{conditions(settings)} {sampling}.\n"
+    return f"**{verdict(rows, images)}**\n\n{table(rows, images)}\n\n{footer}" + (f"{note}\n" if note else "")
+
+
+def conditions(settings: Mapping[str, Any]) -> str:
+    """Return sentences on the prompts, the models, the software and the hardware of a benchmark."""
     named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
     run = ", ".join(f"{key} {settings[key]}" for key in named)
-    footer = f"{images} prompts, one image each. {sampling}. {run}.\n"
-    return f"**{verdict(rows, images)}**\n\n{table(rows, images)}\n\n{footer}" + (f"{note}\n" if note else "")
+    return f"{len(settings['prompts'])} prompts, one image each. {run}."
 
 
 def write(
