@@ -1,27 +1,32 @@
 """Benchmark node: compares drafting methods on a list of prompts, and writes a table of results."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import folder_paths
+import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from ..adt_core import Lantern, Pipeline, Recipe, Sampling
+from ..adt_core.app.args import QualityArgs
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.prompts import non_blank, sample
 from ..adt_core.lab import benchmark as bench
-from ..adt_core.lab import presets, report
+from ..adt_core.lab import paper, presets, quality
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
 from ..adt_core.run.identity import digest
 from ..adt_core.run.images import named_folder
 from ..adt_core.settings import MAX_SEED
+from . import folders
 from .cancelling import telling_what_is_kept
 from .clip_and_vae import encode
 from .comfy_runtime import Progress, check_cancelled, refusal, tell
 from .prompts import check, fingerprint, read
-from .sampling import prepare, preset_input
+from .sampling import Run, prepare, preset_input
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -41,6 +46,12 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "drafter": "For methods that need a drafter network; jacobi methods don't. If not connected, the first "
         "installed drafter that fits the model.",
         "lantern": "For methods that end in +lantern. If not connected, LANTERN with the model's published values.",
+        "clip": "CLIP score: folder with a CLIP model in transformers' layout. Put weights for scores into "
+        f"models/{folders.METRICS_KEY}; the CPU computes the scores.",
+        "hps": "HPSv2: the published file, which also needs clip, or a folder in transformers' layout.",
+        "aesthetic": "Aesthetic score: file of LAION's predictor for the CLIP ViT-L/14 in clip.",
+        "inception": "Inception Score: file with torch-fidelity's weights of Inception.",
+        "real_images": "FID: folder with real images to compare with; also needs inception.",
     },
     outputs={
         "table": "The results as a Markdown table, for Preview as Text.",
@@ -71,12 +82,17 @@ class ADTTreeBenchmark(io.ComfyNode):
                     "methods",
                     default=presets.COMPARED,
                     tooltip=f"Methods to compare with no drafting, separated by commas: {methods}. Add +lantern to "
-                    "a name to relax its acceptance, and settings after a colon: adt-tree:beta=0.5,init=vertical.",
+                    "a name to relax its acceptance, and settings after a colon: adt-tree:beta=0.5,init=vertical. "
+                    f"{paper.METHODS}: the tables of the ADT-Tree paper, at temperature 0 and 1.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
                 preset_input(),
+                *(
+                    io.Combo.Input(name, options=list(folders.metrics()), default=folders.NONE, advanced=True)
+                    for name in QualityArgs.fields()
+                ),
             ],
             outputs=[io.String.Output(display_name="table")],
             is_output_node=True,
@@ -101,70 +117,122 @@ class ADTTreeBenchmark(io.ComfyNode):
         drafter: LoadedDrafter | None = None,
         lantern: Lantern | None = None,
         preset: str | None = None,
+        clip: str = folders.NONE,
+        hps: str = folders.NONE,
+        aesthetic: str = folders.NONE,
+        inception: str = folders.NONE,
+        real_images: str = folders.NONE,
         **sampling,
     ) -> io.NodeOutput:
         lantern = lantern or model.target.published.lantern
+        weights = dict(clip=clip, hps=hps, aesthetic=aesthetic, inception=inception, real_images=real_images)
         run = prepare(model, drafter=drafter, lantern=lantern, preset=preset, **sampling)
-        plan = _plan(prompts, methods, count, run.pipeline.recipe, model.patcher.load_device.type)
-        pipelines = plan.pipelines(run.pipeline)
-        longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        device = model.patcher.load_device
-        room = max(pipeline.decoding([longest]).memory_required(device) for pipeline in pipelines.values())
-        with run.loaded(memory_required=room):
-            table = _measure(plan, pipelines, cls.hidden.unique_id)
+        chosen = sample([prompt.text for prompt in non_blank(read(prompts, "prompts"))], count, seed=0)
+        paths = {name: _weights(name, choice) for name, choice in weights.items()}
+        metrics = quality.choose(**paths, count=len(chosen), device=torch.device("cpu"))
+        session = _Session(run, chosen, metrics, cls.hidden.unique_id)
+        table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))
         if note := join(run.notes):
             tell(note)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
 
-def _check(prompts: str = "", **inputs) -> None:
+def _is_paper(methods: str) -> bool:
+    return presets.listed(methods) == [paper.METHODS]
+
+
+def _check(prompts: str = "", methods: str = presets.COMPARED) -> None:
     """Check the inputs before a run. Large files are not read; see `prompts.check`."""
     check(prompts, "prompts")
-    _plan(**inputs)
+    if not _is_paper(methods):
+        bench.Benchmark([], presets.listed(methods), Recipe())
 
 
-def _plan(
-    prompts: str = "",
-    methods: str = presets.COMPARED,
-    count: int | None = None,
-    recipe: Recipe | None = None,
-    device: str = "cpu",
-) -> bench.Benchmark:
-    """Return the benchmark that the inputs describe."""
-    chosen = [prompt.text for prompt in non_blank(read(prompts, "prompts"))]
-    chosen = sample(chosen, count, seed=0) if count else chosen
-    available = presets.presets(device, recipe is None or recipe.sampling.guided)
-    return bench.Benchmark(chosen, presets.listed(methods), recipe or Recipe(), available=available)
+def _weights(name: str, chosen: str) -> Path | None:
+    """Return the path of the weights that an input names; None for no weights."""
+    path = folders.resolve(folders.metrics(), chosen, name, folders.METRICS_KEY)
+    return Path(path) if path else None
 
 
-def _measure(plan: bench.Benchmark, pipelines: dict[str, Pipeline], node_id: str) -> str:
-    """Measure the prompts that have no record in the benchmark's folder, write the results, and return the table."""
-    target = pipelines[PLAIN].target
-    settings = plan.settings(target)
-    folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
-    records: list[dict] = []
+@dataclass(frozen=True)
+class _Session:
+    """Models, prompts and metrics of all benchmarks of a run of the node."""
 
-    def newest() -> Image.Image | None:
-        if not records:
-            return None
-        return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
+    run: Run
+    prompts: list[str]
+    metrics: quality.QualityMetrics
+    node_id: str
 
-    count = len(plan.prompts)
-    methods = len(pipelines)
-    progress = Progress(count * methods, node_id, newest)
+    def compare(self, methods: Sequence[str]) -> str:
+        """Measure the prompts that have no record yet, write the results, and return the table."""
+        plan = self._plan(methods)
+        return self._measure(plan, self._folder(plan))
 
-    def before(number: int, method: str) -> None:
-        done = len(records)
-        line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
-        progress.update(done * methods + number, line)
+    def paper(self) -> str:
+        """Measure what is missing of the paper's benchmarks, and return its tables."""
+        first = paper.first(paper.TEMPERATURES[0])
+        folder = self._folder(self._plan(first.methods, first.temperature))
 
-    worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before)
-    shown = f"output/{FOLDER}/{folder.name}"
-    progress.say(message("benchmark.warm_up", methods=methods))
-    with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=shown)):
-        for record in bench.measure(worker, folder):
-            records.append(record)  # one by one, because the progress counts them
-    progress.update(progress.total)
-    table, _ = report.write(records, settings, folder)
-    progress.say(message("benchmark.done", count=count, folder=shown))
-    return table
+        def measure(wanted: paper.Measurement) -> None:
+            self._measure(self._plan(wanted.methods, wanted.temperature), folder / wanted.part)
+
+        return paper.compare(measure, folder)[0]
+
+    def _plan(self, methods: Sequence[str], temperature: float | None = None) -> bench.Benchmark:
+        """Return a benchmark.
+
+        Args:
+            temperature: Temperature (default: that of the inputs).
+        """
+        recipe = self.run.pipeline.recipe
+        if temperature is not None:
+            recipe = replace(recipe, sampling=replace(recipe.sampling, temperature=temperature))
+        available = presets.presets(self.run.model.patcher.load_device.type, recipe.sampling.guided)
+        return bench.Benchmark(self.prompts, list(methods), recipe, self.metrics.images, available)
+
+    def _folder(self, plan: bench.Benchmark) -> Path:
+        """Return the folder of a benchmark, which depends on all its settings."""
+        target = self.run.pipeline.target
+        root = Path(folder_paths.get_output_directory()) / FOLDER
+        return named_folder(root, digest(plan.settings(target)), "", target.name)
+
+    def _measure(self, plan: bench.Benchmark, folder: Path) -> str:
+        pipelines = plan.pipelines(self.run.pipeline)
+        model = self.run.model
+        longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
+        device = model.patcher.load_device
+        room = max(pipeline.decoding([longest]).memory_required(device) for pipeline in pipelines.values())
+        with self.run.loaded(memory_required=room):
+            records = self._records(plan, pipelines, folder)
+        settings = plan.settings(self.run.pipeline.target)
+        return bench.finish(plan, records, settings, folder, self.metrics)[0]
+
+    def _records(self, plan: bench.Benchmark, pipelines: dict[str, Pipeline], folder: Path) -> list[dict]:
+        """Measure the prompts that have no record in a folder, and return all records."""
+        records: list[dict] = []
+
+        def newest() -> Image.Image | None:
+            if not records:
+                return None
+            path = folder / records[-1]["runs"][PLAIN]["picture"]
+            return open_rgb(path, "output", "delete it, and start the same again")
+
+        count = len(plan.prompts)
+        methods = len(pipelines)
+        progress = Progress(count * methods, self.node_id, newest)
+
+        def before(number: int, method: str) -> None:
+            done = len(records)
+            line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
+            progress.update(done * methods + number, line)
+
+        worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before)
+        shown = folder.relative_to(folder_paths.get_output_directory())
+        where = f"output/{shown.as_posix()}"
+        progress.say(message("benchmark.warm_up", methods=methods))
+        with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=where)):
+            for record in bench.measure(worker, folder):
+                records.append(record)  # one by one, because the progress counts them
+        progress.update(progress.total)
+        progress.say(message("benchmark.done", count=count, folder=where))
+        return records

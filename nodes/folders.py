@@ -15,7 +15,7 @@ import folder_paths
 from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import one_line, shown
-from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
+from ..adt_core.files import is_device, is_hidden, is_writable, list_visible, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.models.load import find_published, published
@@ -23,12 +23,15 @@ from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 from ..adt_core.run.checkpoints import default_drafter, is_target_config, is_target_file
 from .extra_paths import default_folders
 
-MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
-_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters"}
+# keys of `extra_model_paths.yaml`
+MODELS_KEY, DRAFTERS_KEY, METRICS_KEY = "ar_image_models", "ar_image_drafters", "ar_image_metrics"
+_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METRICS_KEY: "ar_image_metrics"}
 """Name of the pack's own folder in ComfyUI's folder of models, by key."""
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
 fits the model, otherwise a drafter without files."""
+NONE = "none"
+"""Name in the lists for quality metrics that stands for no weights."""
 WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
 """Names in the drafter list that need no files in the drafter folders. They are always listed."""
 LONGEST_NAME = 100
@@ -42,9 +45,9 @@ _DEPTH = 3  # levels below a model folder: <user's folder>/<organisation>/<model
 
 
 def register() -> None:
-    """Add `models/ar_image` and `models/ar_image_drafters` to ComfyUI's model folders.
+    """Add the pack's folders in `models` to ComfyUI's model folders.
 
-    Users can add further folders in `extra_model_paths.yaml`, with the keys `ar_image_models` and `ar_image_drafters`.
+    Users can add further folders in `extra_model_paths.yaml`, with the keys in `_OWN`.
     """
     for key in _OWN:
         folder_paths.add_model_folder_path(key, _own(key))
@@ -155,6 +158,15 @@ def files(key: str) -> dict[str, str]:
     listed = folder_paths.get_filename_list(key)
     names = [name for name in listed if name.endswith(".safetensors") and not is_hidden(name)]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
+
+
+def metrics() -> dict[str, str]:
+    """Return name -> path of the files and folders for quality metrics. The first name, `NONE`, has no path."""
+    paths = {NONE: ""}
+    for root in _roots(METRICS_KEY):
+        for path in list_visible(Path(root), "*"):
+            paths.setdefault(path.name, str(path))
+    return paths
 
 
 def new_drafter(name: str) -> Path:

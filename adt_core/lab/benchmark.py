@@ -366,10 +366,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
         settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
         running = collect(benchmark, settings, folder, mapped, args.stride)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
-    records.sort(key=lambda record: record["prompt"])
-    images = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
-    sets = metrics.sets(images) if metrics.sets else {}
-    table, paths = report.write(records, settings, folder, sets, metrics.note)
+    table, paths = finish(benchmark, records, settings, folder, metrics)
     if len(records) < count:
         table += f"\n{len(records)} of {count} prompts are measured; {REMAINING}"
     has_plots = any(path.suffix == ".png" for path in paths)
@@ -394,6 +391,23 @@ def merge(folder: Path) -> str:
     count = len(settings["prompts"])
     missing = f"\n{len(records)} of {count} prompts are measured; {REMAINING}" if len(records) < count else ""
     return table + missing
+
+
+def finish(
+    benchmark: Benchmark, records: list[dict], settings: dict, folder: Path, metrics: quality.QualityMetrics
+) -> tuple[str, list[Path]]:
+    """Score all images of each method together, and write the report.
+
+    Returns:
+        The report in Markdown, and the paths of the files.
+
+    Raises:
+        AdtError: If an image cannot be scored, or a file cannot be written.
+    """
+    records.sort(key=lambda record: record["prompt"])
+    images = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
+    sets = metrics.sets(images) if metrics.sets else {}
+    return report.write(records, settings, folder, sets, metrics.note)
 
 
 def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.metrics import write_clip
+
 
 @pytest.fixture(scope="module")
 def compare(small):
@@ -343,6 +345,29 @@ def test_benchmark_compares_methods_and_writes_results(pack, small):
     assert Path(results["settings"]["drafter"]).name == "small"
     assert sorted(results["settings"]["prompts"]) == sorted(texts)
     assert len(list(folder.glob("images/no-drafting/*.png"))) == 2
+
+
+def test_benchmark_makes_the_papers_tables(pack, small, monkeypatch):
+    """The node and the command write the same files. A metric's weights are chosen from the folder for them."""
+    clip = write_clip(pack.base / "models" / "ar_image_metrics" / "tiny-clip")
+    asked = {"prompts": small.PROMPT, "count": 1, "seed": 5, "drafter": small.drafters["small"]}
+    bench = pack.package(".nodes.benchmark").bench
+    monkeypatch.setattr(bench, "WARM_UP", 1)
+    monkeypatch.setattr(pack.package(".nodes.benchmark").paper, "TEMPERATURES", (1.0,))  # one of two, to save time
+    before = set(pack.base.glob("output/adt_tree_benchmark/*"))
+    (table,) = small.run("ADTTreeBenchmark", methods="paper", clip=clip.name, **asked)
+    (folder,) = set(pack.base.glob("output/adt_tree_benchmark/small-*")) - before
+    assert (folder / "paper.md").read_text(encoding="utf-8") == table
+    assert all(f"### {number}. " in table for number in ("I", "II", "III", "IV")) and "| CLIP score |" in table
+    parts = {"temperature-1", "temperature-1-fixed"}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == parts
+    for part in parts:
+        saved = json.loads((folder / part / "results.json").read_text(encoding="utf-8"))
+        assert saved["settings"]["sampling"]["temperature"] == 1
+        exact = [row for row in saved["summary"] if "lantern" not in row["method"]]
+        assert all(row["identical"] == 1 for row in exact)
+    monkeypatch.setattr(bench.race, "turn", None)  # nothing is measured again
+    assert small.run("ADTTreeBenchmark", methods="paper", clip=clip.name, **asked)[0] == table
 
 
 def test_benchmark_shows_progress_by_method(pack, small, monkeypatch):
