@@ -254,7 +254,7 @@ def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]
     from adt_core.kernels import linear
     from adt_core.models import quantised
 
-    gpu = linear.Gpu.of(132, capability // 10)
+    gpu = linear.Gpu.of(132, divmod(capability, 10))
     linear.gpu_of = lambda device: gpu
     sizes = set()
     for kind, outputs in product(("int8", "fp8", "int4"), (4096, 22016)):

@@ -4,7 +4,8 @@ In batch-invariant mode, the output of a token is bitwise equal in every forward
 defines the mode, and near and far keys). The reference adds near keys in float64 for this. The kernel needs no float64:
 
 - Far keys are added in chunks of :data:`CHUNK` cache positions. A program computes one chunk, and a second kernel adds
-  the chunks in the order of their cache positions. A chunk without visible keys changes nothing.
+  the chunks in the order of their cache positions. For each token, it reads only the chunks from the first to the last
+  far key that the token sees.
 - Near keys are read in the order of the token's path, whatever their cache positions are.
 
 Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, d elements of an attention
@@ -23,7 +24,7 @@ from ..models.batch_invariance import NearKeys, near_attention
 from ..models.torch_private import attention, far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
-from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, has_small_shared_memory, is_candidate, tolerance
 
 CHUNK = 128
 """Cache positions of a chunk. In replayed rounds, prompts are padded to a multiple of this number. If another prompt of
@@ -137,8 +138,8 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
         **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
     )  # fmt: skip
     choice.launch(
-        merge, (rows * n, heads), (queries, cache, paths, sums, peaks, out), n, chunks, end, slots, *places,
-        **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
+        merge, (rows * n, heads), (queries, cache, bounds, paths, sums, peaks, out), n, chunks, end, slots, *places,
+        **sizes, CHUNK=chunk, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
     )  # fmt: skip
     return out
 
@@ -152,7 +153,7 @@ def chunk_for(capability: tuple[int, int]) -> int:
     """Return the number of cache positions of a chunk for a compute capability."""
     if capability < (8, 0):
         return SMALL_CHUNK
-    return MEDIUM_CHUNK if capability in ((8, 6), (8, 9)) or capability >= (12, 0) else CHUNK
+    return MEDIUM_CHUNK if has_small_shared_memory(capability) else CHUNK
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:

@@ -62,7 +62,8 @@ def far_chunks(
     """Attend with all queries of one key head to the far keys of one chunk of cache positions.
 
     The grid is (chunks, key heads, rows). For each query, the kernel writes the weighted sum of the values to `sums`,
-    and the largest score and the sum of the weights to `peaks`. Without a visible key it writes only `peaks`.
+    and the largest score and the sum of the weights to `peaks`. If no token of the row sees a key of the chunk, it
+    computes and writes nothing.
     """
     queries = pointer(queries, DTYPE)
     cache = pointer(cache, DTYPE)
@@ -78,9 +79,9 @@ def far_chunks(
     keys = tl.load(entry, inside, 0.0)
     values = tl.load(entry + value_offset, inside, 0.0)
     is_seen = (chunk * CHUNK < until_seen) & (chunk * CHUNK + CHUNK > first_seen)
-    stored = tl.where(is_seen, n * GROUP, 0)
+    queries_of_head = tl.where(is_seen, n * GROUP, 0)
     partial = ((row * tl.num_programs(1) + head) * tl.num_programs(0) + chunk) * n * GROUP
-    for start in range(0, n * GROUP, BLOCK):
+    for start in range(0, queries_of_head, BLOCK):
         query = start + tl.arange(0, BLOCK)
         token = query // GROUP
         place = ((row * n + token) * tl.num_programs(1) + head) * GROUP + query % GROUP
@@ -90,18 +91,20 @@ def far_chunks(
         visible = _sees(bounds + token[:, None] * 2, exists[:, None], columns[None, :])
         part, highest, total = _attend_to_chunk(block, keys, values, visible, scale)
         at = pointer(sums, tl.float32) + (partial + query)[:, None] * WIDTH + dims
-        tl.store(at, part, (query < stored)[:, None] & (dims < WIDTH))
+        tl.store(at, part, own)
         peak = pointer(peaks, tl.float32) + (partial + query) * 2
         tl.store(peak, highest, exists)
         tl.store(peak + 1, total, exists)
 
 
 @triton.jit
-def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """Add the chunks of far keys of one query in the order of their cache positions.
+def _merge_chunks(
+    sums, peaks, first, until, stride, dims, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add the chunks of far keys of one query, from `first` to the one before `until`, in the order of their positions.
 
-    A chunk without visible keys has the factor 0, and its `sums` are undefined. So it changes nothing. The loads of
-    BLOCK chunks do not depend on each other, so the device waits for all of them at once.
+    A chunk without visible keys has the factor 0. So it changes nothing. The loads of BLOCK chunks do not depend on
+    each other, so the device waits for all of them at once.
 
     Returns:
         Weighted sum of the values [PADDED], largest score, and sum of the weights.
@@ -109,10 +112,10 @@ def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED
     result = tl.zeros([PADDED], tl.float32)
     highest = -float("inf")
     total = 0.0
-    for start in range(0, chunks, BLOCK):
+    for start in range(first, until, BLOCK):
         for index in tl.static_range(BLOCK):
-            chunk = tl.minimum(start + index, chunks - 1)
-            peak = tl.where(start + index < chunks, tl.load(peaks + chunk * stride * 2), -float("inf"))
+            chunk = tl.minimum(start + index, until - 1)
+            peak = tl.where(start + index < until, tl.load(peaks + chunk * stride * 2), -float("inf"))
             weight = tl.load(peaks + chunk * stride * 2 + 1)
             part = tl.load(sums + chunk * stride * WIDTH + dims, dims < WIDTH, 0.0)
             before = highest
@@ -129,13 +132,14 @@ def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED
 
 @triton.jit(do_not_specialize=["n", "chunks", "end", "slots"])
 def merge(
-    queries: "*i8", cache: "*i8", paths: "*i8", sums: "*i8", peaks: "*i8", out: "*i8",
+    queries: "*i8", cache: "*i8", bounds: "*i8", paths: "*i8", sums: "*i8", peaks: "*i8", out: "*i8",
     n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Add the chunks of far keys of one query, then its near keys in the order of its path.
+    """Add the chunks of far keys that one query sees, then its near keys in the order of its path.
 
-    The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys.
+    The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys. CHUNKS are read at a time.
     """
     queries = pointer(queries, DTYPE)
     cache = pointer(cache, DTYPE)
@@ -152,8 +156,11 @@ def merge(
     query = tl.load(queries + (token * heads + head) * WIDTH + dims, dims < WIDTH, 0.0).to(tl.float32)
     query *= scale
     first = (row * (heads // GROUP) + head // GROUP) * chunks * n * GROUP + (token - row * n) * GROUP + head % GROUP
+    far = pointer(bounds, tl.int64) + token * 2
+    first_chunk = (tl.load(far) // CHUNK).to(tl.int32)
+    until_chunk = tl.minimum(tl.cdiv(tl.load(far + 1), CHUNK).to(tl.int32), chunks)
     result, highest, total = _merge_chunks(
-        sums + first * WIDTH, peaks + first * 2, chunks, n * GROUP, dims, WIDTH, PADDED, CHUNKS
+        sums + first * WIDTH, peaks + first * 2, first_chunk, until_chunk, n * GROUP, dims, WIDTH, PADDED, CHUNKS
     )  # fmt: skip
     inside = (columns < end)[:, None] & (dims < WIDTH)[None, :]
     near = cache + row * cache_row_stride + head // GROUP * head_stride + columns[:, None] * WIDTH + dims[None, :]

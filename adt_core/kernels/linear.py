@@ -27,7 +27,7 @@ from ..models.config import QUANTISED
 from ..runtime import cached_per_runtime
 from . import choice
 from .choice import Case, Trial
-from .trials import ROUNDS, RoundRows, is_candidate, random_like
+from .trials import ROUNDS, RoundRows, has_small_shared_memory, is_candidate, random_like
 
 BLOCK_INPUTS = 128
 """Number of inputs that are added at a time. For int4 weights it is a group."""
@@ -41,8 +41,13 @@ larger matrices (wgmma, tcgen05), which add the inputs in another order than the
 BLOCK_INPUTS_TURING = 32
 """Maximum number of inputs that are added at a time on GPUs of compute capability 7.5, except for int4 weights. With
 more, registers spill."""
-SHARED_BYTES = 96 * 2**10
-"""Shared memory that a program may use. GPUs of compute capability 8.6 and 8.9 have 99 KB."""
+SHARED_BYTES = 72 * 2**10
+"""Shared memory that a program may use. At least two such programs run on a multiprocessor at a time. With only one
+program, nothing is computed while the program begins and ends."""
+SMALL_SHARED_BYTES = 49 * 2**10
+"""As :data:`SHARED_BYTES`, on GPUs whose multiprocessors have 100 KB. The system needs 1 KB for each program."""
+CONVERTED_BYTES = 64
+"""Shared memory per output in which Triton converts int4 weights, as compiled by Triton 3.9."""
 MAX_STAGES = 5
 """Maximum number of blocks of inputs that are processed or loaded at a time."""
 STORED = {dtype: name for name, dtype in QUANTISED.items()}
@@ -99,7 +104,8 @@ class Blocks(NamedTuple):
         inputs = int4.GROUP if is_int4 else gpu.block_inputs
         weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
         stage_bytes = (rows * inputs * x_dtype.itemsize + weight_bytes) * (GROUPS_AT_A_TIME if is_int4 else 1)
-        stages = min(SHARED_BYTES // stage_bytes, MAX_STAGES)
+        pipelined = gpu.shared_bytes - (CONVERTED_BYTES * width if is_int4 else 0)
+        stages = min(1 + pipelined // stage_bytes, MAX_STAGES)  # the last stage is in registers
         return cls(rows, width, inputs, 8 if rows == BLOCK_ROWS[-1] else 4, stages)
 
 
@@ -110,31 +116,30 @@ class Gpu(NamedTuple):
         multiprocessors: Number of multiprocessors.
         block_inputs: Maximum number of inputs that are added at a time.
         block_rows: Numbers of rows that a program can compute.
+        shared_bytes: Shared memory that a program may use.
     """
 
     multiprocessors: int
     block_inputs: int
     block_rows: tuple[int, ...]
+    shared_bytes: int
 
     @classmethod
-    def of(cls, multiprocessors: int, major: int) -> Gpu:
-        """Return the properties of a GPU.
-
-        Args:
-            multiprocessors: Number of multiprocessors.
-            major: First number of the compute capability.
-        """
-        block_inputs = BLOCK_INPUTS_TURING if major < 8 else BLOCK_INPUTS
-        return cls(multiprocessors, block_inputs, BLOCK_ROWS_HOPPER if 9 <= major < 12 else BLOCK_ROWS)
+    def of(cls, multiprocessors: int, capability: tuple[int, int]) -> Gpu:
+        """Return the properties of a GPU with a compute capability."""
+        block_inputs = BLOCK_INPUTS_TURING if capability < (8, 0) else BLOCK_INPUTS
+        block_rows = BLOCK_ROWS_HOPPER if (9, 0) <= capability < (12, 0) else BLOCK_ROWS
+        shared_bytes = SMALL_SHARED_BYTES if has_small_shared_memory(capability) else SHARED_BYTES
+        return cls(multiprocessors, block_inputs, block_rows, shared_bytes)
 
 
 @cached_per_runtime
 def gpu_of(device: torch.device) -> Gpu:
     """Return the properties of a device. A CPU, on which Triton's interpreter runs, counts as a small GPU."""
     if device.type != "cuda":
-        return Gpu.of(4, 8)
+        return Gpu.of(4, (8, 0))
     properties = torch.cuda.get_device_properties(device)
-    return Gpu.of(properties.multi_processor_count, properties.major)
+    return Gpu.of(properties.multi_processor_count, (properties.major, properties.minor))
 
 
 def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None) -> Tensor:

@@ -51,6 +51,11 @@ def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
     return is_int4 or torch.cuda.get_device_capability(x.device) >= ALL_KERNELS_CAPABILITY
 
 
+def has_small_shared_memory(capability: tuple[int, int]) -> bool:
+    """Return whether a multiprocessor has about 100 KB of shared memory, by compute capability."""
+    return capability in ((8, 6), (8, 9)) or capability >= (12, 0)
+
+
 def random_like(x: Tensor, *shape: int, seed: int = 0) -> Tensor:
     """Return normally distributed numbers with the dtype and on the device of `x`.
 

@@ -42,10 +42,17 @@ from ..trace import Round
 from .base import NO_DRAFTS, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
-"""Numbers of drafts per image from which the policy chooses.
+"""Numbers of drafts per image from which the policy chooses on a CPU.
 
 In batch-invariant mode a GPU multiplies tiles of 64 rows. With guidance each token has 2 rows, so 31 drafts and the
 root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
+"""
+GPU_SIZES = (4, 7, 15, 31, 63)
+"""Numbers of drafts from which the policy chooses if rounds are captured as CUDA graphs.
+
+With the root, 7, 15 and 31 drafts fill the 16, 32 and 64 rows that a program of the Triton kernel `linear` multiplies.
+8 and 16 drafts would need the next larger program, or read the weights twice. Each size needs a graph for each number
+of cache positions.
 """
 LONGEST_CHAIN = 31
 """Maximum number of drafts in a chain."""
@@ -113,9 +120,14 @@ def spine_length(drafts: int, width: int) -> int:
     return drafts if width == 1 or drafts <= 4 else min(round(drafts * 5 / 6), LONGEST_SPINE)
 
 
-def sizes_of(mode: DraftMode) -> tuple[int, ...]:
-    """Return the numbers of drafts to choose from in a draft mode."""
-    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if mode.width == 1 else SIZES
+def sizes_of(mode: DraftMode, replayed: bool) -> tuple[int, ...]:
+    """Return the numbers of drafts to choose from in a draft mode.
+
+    Args:
+        replayed: Whether rounds are captured as CUDA graphs.
+    """
+    sizes = GPU_SIZES if replayed else SIZES
+    return tuple(size for size in sizes if size <= LONGEST_CHAIN) if mode.width == 1 else sizes
 
 
 def shape_of(mode: DraftMode, drafts: int) -> Shape:
@@ -136,7 +148,7 @@ class Auto(Policy):
         profile = context.profile
         assert profile is not None
         measured = [mode for mode in context.modes if mode.name in profile.costs]
-        self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
+        self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode, context.replayed)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
         self._pays = self.expected_speed_up() >= MIN_SPEED_UP
         self._chosen = self._plain

@@ -89,6 +89,26 @@ def test_padding_is_neither_read_nor_written(nodes, rows, monkeypatch):
     check(operands)
 
 
+@torch.inference_mode()
+def test_chunks_that_no_token_sees_are_neither_computed_nor_read(monkeypatch):
+    """A replayed round reads up to twice the cache positions in use. Here, 2 of 7 chunks have keys of the image."""
+    made = []
+    new_empty = torch.Tensor.new_empty
+
+    def with_nan(*given, **how):
+        y = new_empty(*given, **how)
+        made.append(y.fill_(torch.nan) if y.is_floating_point() else y)  # Triton's interpreter also makes integers
+        return y
+
+    tree = RandomTree(torch.zeros((), dtype=torch.float16), 2, 1, 64, parents(5), committed=200)
+    expected = attend.kernel(*tree.operands(range(5), range(5)).for_kernel())
+    monkeypatch.setattr(torch.Tensor, "new_empty", with_nan)
+    longer = tree.operands(range(5), range(5), first=attend.CHUNK, spare=500)
+    assert attend.kernel(*longer.for_kernel()).equal(expected)
+    for part in made[:2]:  # partial results [rows, key heads, chunks, queries, ...]
+        assert part.isnan().flatten(3).all(-1)[0, 0].tolist() == [True, False, False, *[True] * 4]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
 @torch.inference_mode()

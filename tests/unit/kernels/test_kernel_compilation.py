@@ -6,9 +6,9 @@ from tests.compiling import CAPABILITIES, formats, resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""Shared memory of a program in KB, by compute capability times 10 (CUDA C++ Programming Guide, table of technical
-specifications)."""
+SHARED_MEMORY = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}
+"""Shared memory of a multiprocessor in KB, by compute capability times 10 (CUDA C++ Programming Guide, table of
+technical specifications). From 8.0 on, the system needs 1 KB for each program."""
 
 
 @pytest.fixture(scope="module", params=CAPABILITIES)
@@ -25,9 +25,8 @@ def compiled(capability):
 def test_kernels_fit_into_registers_and_shared_memory(capability, compiled):
     for row in compiled:
         assert not row.spilled, row
-        assert row.shared <= SHARED_MEMORY[capability] * 1024, row
-        if row.kernel == "far_chunks" and SHARED_MEMORY[capability] < 100:
-            assert row.shared <= 48 * 1024, "two programs must fit into a multiprocessor"
+        programs = 1 if capability < 80 else 2
+        assert programs * (row.shared + 1024) <= SHARED_MEMORY[capability] * 1024, row
 
 
 @pytest.mark.long

@@ -124,12 +124,24 @@ def test_blocks_of_inputs_are_added_in_order(kind, monkeypatch):
 @pytest.mark.parametrize("stored_dtype", linear.STORED, ids=str)
 @pytest.mark.parametrize("outputs", [512, 4096, 22016])
 def test_the_number_of_rows_does_not_change_the_inputs_of_a_block(dtype, stored_dtype, outputs):
-    for gpu in (linear.Gpu.of(128, 8), linear.Gpu.of(132, 9), linear.Gpu.of(40, 7)):
+    for gpu in (
+        linear.Gpu.of(128, (8, 9)),
+        linear.Gpu.of(108, (8, 0)),
+        linear.Gpu.of(132, (9, 0)),
+        linear.Gpu.of(40, (7, 5)),
+    ):
         blocks = [linear.Blocks.of(rows, outputs, dtype, stored_dtype, gpu) for rows in (1, 16, 17, 64, 65, 999)]
         assert len({block.inputs for block in blocks}) == 1
         larger = [min(size, gpu.block_rows[-1]) for size in (64, 128, 128)]
         assert [block.rows for block in blocks] == [16, 16, 32, *larger]
         assert all(block.stages >= 2 for block in blocks)
+
+
+@pytest.mark.parametrize("capability, stages", [((8, 0), 4), ((8, 6), 3), ((8, 9), 3), ((12, 0), 3)])
+def test_two_programs_of_64_rows_share_a_multiprocessor(capability, stages):
+    """A stage of 64 x 64 results with int8 weights has 24 KB. test_kernel_compilation.py checks the compiled sizes."""
+    blocks = linear.Blocks.of(64, 22016, torch.bfloat16, torch.int8, linear.Gpu.of(80, capability))
+    assert blocks.outputs == 64 and blocks.stages == stages
 
 
 @torch.inference_mode()

@@ -14,8 +14,9 @@ import pytest
 from adt_core import Sampling
 from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
+from adt_core.kernels.linear import BLOCK_ROWS
 from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, DraftSettings, Shape, auto
-from adt_core.policies.auto import MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
+from adt_core.policies.auto import GPU_SIZES, MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -34,11 +35,11 @@ def profile_of(figures) -> CostProfile:
     return CostProfile("a device", 1, {name: curve(*its) for name, its in figures.items()})
 
 
-def made_policy(profile, length=256, modes=MODES, max_depth=256) -> Auto:
+def made_policy(profile, length=256, modes=MODES, max_depth=256, replayed=False) -> Auto:
     """Return a policy for images with this number of tokens."""
     target = SimpleNamespace(columns=16, length=length)
-    largest = Shape(max_depth, 4, 63)
-    return Auto(Context(target, Sampling(), DraftSettings(), largest, [(0, 0)] * 64, modes=modes, profile=profile))
+    given = target, Sampling(), DraftSettings(), Shape(max_depth, 4, 63), [(0, 0)] * 64
+    return Auto(Context(*given, modes=modes, profile=profile, replayed=replayed))
 
 
 def new_policy(*given, **options) -> Auto:
@@ -107,13 +108,23 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 def test_the_choice_maximises_the_expected_throughput():
     profile = costs("both", "chain", once=0.2, each=0.1)
     policy = started_policy(profile, length=4096)
-    options = [(one, size) for one in (CHAIN, BOTH) for size in sizes_of(one)]
+    options = [(one, size) for one in (CHAIN, BOTH) for size in sizes_of(one, replayed=False)]
     mode, size = max(
         options, key=lambda one: (1 + one[0].expected_accepted(one[1])) / profile.cost(one[0].name, one[1])
     )
     assert SIZES[0] < size < SIZES[-1]
     width = min(mode.width, WIDTH)
     assert chosen(policy) == Shape(spine_length(size, width), width, size, mode=mode.name)
+
+
+def test_on_a_gpu_no_tree_starts_a_program_of_rows_that_it_does_not_fill():
+    """With the root and guidance, 8 drafts would need 18 rows, so a program of 32 rows."""
+    policy = made_policy(costs("both", "chain"), replayed=True)
+    offered = {choice.shape.drafts for choice in policy._choices}
+    assert offered == set(GPU_SIZES) and set(sizes_of(CHAIN, replayed=True)) == {4, 7, 15, 31}
+    for size in GPU_SIZES[1:]:
+        for rows in (size + 1, 2 * (size + 1)):
+            assert rows in (8, *BLOCK_ROWS), "a power of two, so the program is full"
 
 
 def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
