@@ -1,6 +1,6 @@
 """Tests of the marker of the first use of Triton kernels, with processes that are killed.
 
-Fakes replace the GPU and its kernel, as in :mod:`tests.unit.test_kernel_failures`.
+Fakes replace the GPU and its kernel, as in :mod:`tests.unit.kernels.test_kernel_failures`.
 """
 
 import json
@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Drafting, cache_folder, load_target
+from adt_core import Drafting, cache_folder, cli, load_target
+from adt_core.app import doctor
 from adt_core.errors import AdtError
 from adt_core.kernels import choice, first_use, verdicts
 from adt_core.policies import PLAIN
@@ -107,7 +108,7 @@ def draw(place, target, folder):
 @pytest.mark.long  # three processes
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("place", ["trial", "image"])
-def test_a_killed_process_is_not_repeated(place, tiny, folder):
+def test_a_killed_process_is_not_repeated(place, tiny, folder, monkeypatch, capsys):
     killed = draw(place, tiny / "target", folder)
     assert killed.returncode == -signal.SIGKILL and len(markers(folder)) == 1, killed.stderr
     drawn = draw(place, tiny / "target", folder)
@@ -115,7 +116,9 @@ def test_a_killed_process_is_not_repeated(place, tiny, folder):
     assert drawn.stdout.split()[1] == "0", "no kernel is launched"
     messages = [line for line in drawn.stderr.splitlines() if "Triton" in line]
     assert len(messages) == 1 and "doctor --kernels" in messages[0]
-    first_use.forget(CPU)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "run", lambda *given: f"usable: {choice.supports_kernels(CPU)}")
+    assert cli.main(["doctor", "--kernels"]) == 0 and capsys.readouterr().out == "usable: True\n"
     again = draw("nowhere", tiny / "target", folder)
     assert again.stdout.split()[0] == drawn.stdout.split()[0] and int(again.stdout.split()[1]) > 0
     assert not markers(folder), "the marker is removed after the first image"
