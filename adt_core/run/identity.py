@@ -86,7 +86,6 @@ def _state(file: Path) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-@torch.inference_mode()
 def _tensors_digest(tensors: Iterable[tuple[str, Tensor]], check: Check | None = None) -> str:
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name, tensor in tensors:
