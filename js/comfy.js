@@ -532,6 +532,12 @@ export function countRun(node) {
   widget.value = Date.now();
 }
 
+/** Add a button below the inputs of a node. Neither workflows nor prompts contain it. */
+export function addButton(node, label, press) {
+  const button = node.addWidget("button", label, null, press, { serialize: false });
+  button.serialize = false; // `options` leaves it out of the prompt, and this property out of the workflow
+}
+
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
   for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this property

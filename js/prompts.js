@@ -4,6 +4,7 @@
  */
 
 import {
+  addButton,
   callAfter,
   choicesOf,
   findWidget,
@@ -54,6 +55,7 @@ registerExtension({
     if (node.comfyClass !== NODE) return;
     const file = findWidget(node, "file");
     setLabels(file, (value) => (value === TYPED ? texts.typed : (value ?? "")));
+    addButton(node, texts.chooseFile, () => choose(node));
     callAfter(file, "callback", () => update(node));
     callAfter(node, "onConfigure", () => update(node));
     node.onDragOver = ({ dataTransfer }) => [...(dataTransfer?.items ?? [])].some(({ kind }) => kind === "file");
@@ -63,9 +65,5 @@ registerExtension({
       return Boolean(dropped);
     };
     update(node);
-  },
-
-  getNodeMenuItems(node) {
-    return node.comfyClass === NODE ? [null, { content: texts.chooseFile, callback: () => choose(node) }] : [];
   },
 });

@@ -140,7 +140,7 @@ const ENGLISH = {
   compareWithPlain: "ADT-Tree: compare with no drafting",
   openBatch: "ADT-Tree: open as a batch",
   copy: "copy path",
-  chooseFile: "ADT-Tree: choose a file from this computer",
+  chooseFile: "Upload a list",
   typed: "(the text below)", // instead of a file of prompts
   bundled: "bundled (demo, 128 px)",
   memory: (gigabytes) => `needs ${gigabytes} GB`,
@@ -275,7 +275,7 @@ const CHINESE = {
   compareWithPlain: "ADT-Tree：与不起草对比",
   openBatch: "ADT-Tree：作为批次打开",
   copy: "复制路径",
-  chooseFile: "ADT-Tree：从本机选择文件",
+  chooseFile: "上传列表",
   typed: "（下面的文本）",
   bundled: "内置（演示，128 px）",
   memory: (gigabytes) => `需要 ${gigabytes} GB`,

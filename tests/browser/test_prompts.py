@@ -2,6 +2,9 @@
 
 from itertools import count
 
+from test_templates import nodes_of
+
+PROMPTS = next(node for node in nodes_of("ADT-Tree batch of prompts with report") if node["type"] == "ADTTreePrompts")
 NUMBERS = count()
 HEIGHT = """() => {
   const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
@@ -65,3 +68,23 @@ def test_a_dropped_list_is_stored_and_used(tab, comfy):
     run(tab, f"dropped-{number}-{tab.vue}.csv", "")
     assert tab.page.evaluate(LINE) == "All 2 prompts."
     tab.screenshot("dropped_prompts")
+
+
+PRESS = """() => app.graph.nodes.find((one) => one.type === 'ADTTreePrompts')
+  .widgets.find((one) => one.type === 'button').callback()"""
+VALUES = "app.graph.serialize().nodes.find((one) => one.type === 'ADTTreePrompts').widgets_values.length"
+
+
+def test_a_list_is_uploaded_with_a_button(tab, comfy, tmp_path):
+    """A saved workflow must have no value for the button, because its values are stored by position."""
+    tab.open_template("ADT-Tree batch of prompts with report")
+    tab.settle()
+    assert tab.page.evaluate(VALUES) == len(PROMPTS["widgets_values"])
+    listed = tmp_path / f"uploaded-{next(NUMBERS)}-{tab.vue}.csv"
+    listed.write_text("prompt\na red house\n", encoding="utf-8")
+    with tab.page.expect_file_chooser() as chooser:
+        tab.page.evaluate(PRESS)
+    chooser.value.set_files(listed)
+    tab.page.wait_for_function(f"{FILE} === '{listed.name}'")
+    assert (comfy.base / "input" / listed.name).read_bytes() == listed.read_bytes()
+    tab.screenshot("uploaded_prompts")
