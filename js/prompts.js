@@ -1,5 +1,5 @@
 /**
- * ADT-Tree Prompts takes a file from the user's computer, dropped on the node or chosen with its context menu. Its text is
+ * ADT-Tree Prompts takes a file from the user's computer, dropped on the node or uploaded with its button. Its text is
  * dimmed while a file is chosen, because the node then ignores it.
  */
 
