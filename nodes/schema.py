@@ -23,7 +23,7 @@ TOOLTIPS = {
     "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
     "drafting": "Auto: the fastest method for this device. ADT-Tree, EAGLE-2: as in the papers. These and No drafting "
     "give the same image. + LANTERN: faster, with the model's published values; changes the image (bundled model: "
-    "about 7 % of the tokens).",
+    "7 to 11 % of the tokens).",
     "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
     "custom uses the values that you set here.",
     "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "

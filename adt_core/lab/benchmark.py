@@ -361,11 +361,16 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     metrics = quality.choose(**weights, count=count, device=scoring)
     build = partial(load, benchmark, device)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
-    with workers.start_workers(build, parallel, device, count) as ((first, *others), mapped):
-        settings = _common_settings(first, others) | {"metrics": list(metrics.images)}
+    with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
+        settings = _common_settings(own, others) | {"metrics": list(metrics.images)}
         settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
-        running = collect(benchmark, settings, folder, mapped, args.stride)
-        records = list(tqdm(running, total=count, unit=" prompts", leave=False))
+        first, step = args.stride
+        mine = range(count)[first - 1 :: step]
+        records = []
+        with tqdm(total=len(mine), unit=" prompts", leave=False) as bar:
+            for record in collect(benchmark, settings, folder, mapped, args.stride):
+                records.append(record)
+                bar.update(record["prompt"] in mine)  # other shards' records don't count
     table, paths = finish(benchmark, records, settings, folder, metrics)
     if len(records) < count:
         table += f"\n{len(records)} of {count} prompts are measured; {REMAINING}"

@@ -5,13 +5,22 @@ A preset must disable the numbers that it overrides. Commands of the context men
 
 import copy
 import json
+import re
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from comfy_server import ROOT
+from PIL import Image
 from test_language import DRAWN
 
+from adt_core import Pipeline
+from adt_core.policies import CHOICES
 from adt_core.version import FORMAT
 
+FIRST = "ADT-Tree text to image (start here)"
+PNG_END = b"IEND\xaeB`\x82"
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
 DECIDED = ["drafting"]
 """Widgets that the linked Settings node decides."""
@@ -306,3 +315,50 @@ def test_saved_workflows_restore_every_value_and_link(tab, default_workflow):
                 assert here["values"][: len(values)] == values, (name, node["type"])
                 links = {one["name"]: origins[one["link"]] for one in node["inputs"] if one["link"] is not None}
                 assert here["links"] == links, (name, node["type"])
+
+
+def pick(tab, name: str, value: str) -> None:
+    """Choose a value of one of the sampler's lists with the mouse."""
+    if tab.vue:
+        place = tab.page.locator(f"[data-node-id] [data-widget-name='{name}']")
+        place.get_by_role("combobox").click()
+        tab.page.get_by_role("option", name=value, exact=True).click()
+        return
+    x, y, width = evaluate(tab, f"[node.pos[0], node.pos[1] + widget('{name}').y, node.size[0]]")
+    at = tab.page.evaluate("([x, y]) => app.canvasPosToClientPos([x, y])", [x + width / 2, y + 10])
+    tab.page.mouse.click(*at)
+    entries = tab.page.locator(".litecontextmenu .litemenu-entry")
+    entries.filter(has_text=re.compile(f"^{re.escape(value)}$")).click()
+
+
+def new_image(tab, folder: Path, known: set[Path]) -> np.ndarray:
+    """Run the workflow, and return the image that it saves."""
+    tab.run()
+    end = time.monotonic() + 90
+    new: set[Path] = set()
+    while not (new and all(path.read_bytes().endswith(PNG_END) for path in new)) and time.monotonic() < end:
+        tab.page.wait_for_timeout(100)
+        new = set(folder.rglob("*.png")) - known
+    (path,) = new
+    known.add(path)
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_choices_of_drafting_make_the_images_of_the_command(tab, comfy):
+    """All choices, chosen with the mouse in the node. Equal tokens give equal pixels, and LANTERN changes tokens."""
+    tab.open_template(FIRST)
+    choose(tab, "control_after_generate", "fixed")
+    output = comfy.base / "output"
+    known = set(output.rglob("*.png"))
+    text = sent(tab, "CLIPTextEncode")["text"]
+    pipe = Pipeline.load("bundled", device="cpu")
+    drawn: list[np.ndarray] = []
+    for name, method in CHOICES.items():
+        pick(tab, "drafting", name)
+        assert sent(tab)["drafting"] == name
+        drawn.append(new_image(tab, output, known))
+        image = pipe.generate(text, seed=3, method=method).image
+        expected = np.asarray(image.resize((256, 256), Image.Resampling.LANCZOS), dtype=int)
+        assert np.abs(drawn[-1] - expected).max() <= 1, name
+        assert (drawn[-1] != drawn[0]).any() == ("LANTERN" in name), name
+    tab.screenshot("choices")
