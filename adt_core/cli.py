@@ -186,10 +186,8 @@ def _device(options: Mapping[str, Any]) -> str:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
-FLAGS = {"guidance": "cfg"}
-"""Command-line names of settings, if they differ from the names of the settings."""
 PUBLISHED = "the model authors' value"
-MODEL_DEFAULTS = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
+MODEL_DEFAULTS = dict.fromkeys(("temperature", "top_k", "top_p", "guidance_scale", "suffix"), PUBLISHED)
 """Text that `--help` shows as the default of a setting, if the default depends on the model."""
 NOISE = "noise", "noise_batch"
 """Sampling settings that are options of `generate`, but not of other commands."""
@@ -199,7 +197,7 @@ OptionTable = Mapping[str, Option]
 
 def option_flag(name: str) -> str:
     """Return the command-line option of a setting."""
-    return f"--{FLAGS.get(name, name).replace('_', '-')}"
+    return f"--{name.replace('_', '-')}"
 
 
 def _of_recipe(*names: str) -> OptionTable:
@@ -219,7 +217,7 @@ RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta o
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "input": (args.InputArgs.options,),
-        "images": (partial(_of_recipe, "negative", "image_index"), args.BatchArgs.options),
+        "images": (partial(_of_recipe, "negative_prompt", "image_index"), args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
             args.ImageToImageArgs.options,
         ),

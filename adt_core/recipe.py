@@ -96,7 +96,7 @@ class Recipe(Settings):
         loading: Target model and its precision.
         profile: Cost profile that a PNG contains; None to use the cost profile of this device.
         drafter: Name for `load_drafter`. It is None if there is no drafter, or if the default has not been chosen yet.
-        negative: Negative prompt.
+        negative_prompt: Negative prompt.
         suffix: Text to append to every prompt.
         kept: Codes (image tokens) of the first cells of every image, row by row; -1 for cells to generate. The cells
             after these are generated.
@@ -110,7 +110,7 @@ class Recipe(Settings):
     loading: Loading = Loading()
     profile: CostProfile | None = None
     drafter: str | None = text(None, _DRAFTER_HELP, "PATH")
-    negative: str = text("", _NEGATIVE_HELP)
+    negative_prompt: str = text("", _NEGATIVE_HELP)
     suffix: str = text("", "Appended to every prompt.")
     kept: tuple[int, ...] = setting(
         (), "Codes of the cells that are kept; -1 for cells to generate.", low=-1, high=MAX_CODE
@@ -181,7 +181,7 @@ class Recipe(Settings):
             **self.sampling.flat(),
             **self.drafting.flat(),
             **flat_lantern(self.lantern),
-            "negative": self.negative.strip(),
+            "negative_prompt": self.negative_prompt.strip(),
             "size": list(size) if size else None,
             "kept": list(self.kept),
             "sources": list(self.sources),
@@ -221,7 +221,7 @@ class Recipe(Settings):
             **({"exact": True} if self.loading.tiled else {}),
             "sampling": self.sampling.recorded(),
             **({"suffix": self.suffix} if self.suffix else {}),
-            "negative": self.negative.strip(),
+            "negative_prompt": self.negative_prompt.strip(),
             "lantern": self.lantern and {**asdict(self.lantern), **drafts},
         }
 

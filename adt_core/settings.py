@@ -251,7 +251,7 @@ class Settings:
 class Sampling(Settings):
     """Settings of sampling.
 
-    The guidance scale is applied as `logits = uncond + guidance * (cond - uncond)`.
+    The guidance scale is applied as `logits = uncond + guidance_scale * (cond - uncond)`.
     """
 
     seed: int = integer(0, "Seed of the noise; the same seed gives the same image.", 0, MAX_SEED, metavar="N")
@@ -262,7 +262,9 @@ class Sampling(Settings):
     top_p: float = number(
         1.0, "Sample from the most probable tokens with a total probability of P; 1 is off.", 0.01, 1.0, metavar="P"
     )
-    guidance: float = number(3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, metavar="S")
+    guidance_scale: float = number(
+        3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, metavar="S"
+    )
     noise: str = choice(
         "own",
         "own: the same image on every device. upstream: the image that the authors' script makes with this seed.",
@@ -284,7 +286,7 @@ class Sampling(Settings):
     @property
     def guided(self) -> bool:
         """True if an image needs a second row, without its prompt, for guidance."""
-        return self.guidance != 1
+        return self.guidance_scale != 1
 
     def recorded(self) -> dict[str, Any]:
         """Return the values to save with results and to use in digests.

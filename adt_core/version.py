@@ -2,8 +2,10 @@
 
 VERSION = "0.2.0"
 """As in pyproject.toml and js/preferences.js."""
-FORMAT = 1
-"""Number of the format of PNG settings, batch folders and workflow nodes; js/format.js has the same number.
+FORMAT = 2
+"""Number of the format of PNG settings, traces and batch folders.
 
 A file of another number is refused. Increase it when the meaning of a file changes, or the noise of a seed.
 """
+WORKFLOW_FORMAT = 1
+"""Number of the format of nodes in workflows; js/format.js has the same number."""

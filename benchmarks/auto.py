@@ -1,7 +1,7 @@
 """Compare the speed of the method *auto* with plain decoding and with every fixed method.
 
     python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,ordinary] [--repeats 1]
-                              [--methods NAME,...] [--dtype float32] [--lantern] [--temperature 1] [--guidance 3]
+                              [--methods NAME,...] [--dtype float32] [--lantern] [--temperature 1] [--guidance-scale 3]
                               [--busy 2]
 
 Every method runs in a separate process. The methods take turns (`adt_core.run.race`): all methods decode one batch,
@@ -244,7 +244,7 @@ def _arguments() -> argparse.Namespace:
         "--lantern", action="store_true", help="relaxed acceptance for all methods except plain decoding"
     )
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
-    parser.add_argument("--guidance", type=float, default=SAMPLING.guidance)
+    parser.add_argument("--guidance-scale", type=float, default=SAMPLING.guidance_scale)
     parser.add_argument("--busy", type=int, default=0, help="number of other busy processes")
     return parser.parse_args()
 
@@ -254,7 +254,7 @@ def main() -> None:
     args = _arguments()
     methods = [PLAIN, *re.split(r",(?! )", args.methods)]  # names of methods may contain ", "
     batch_sizes = [int(size) for size in args.batch_size.split(",")]
-    sampling = replace(SAMPLING, temperature=args.temperature, guidance=args.guidance)
+    sampling = replace(SAMPLING, temperature=args.temperature, guidance_scale=args.guidance_scale)
     print(f"{args.dtype}, torch {torch.__version__}, {args.images} images, {args.repeats} repeats\n")
     print(header(*COLUMNS))
     missed = []

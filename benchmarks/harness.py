@@ -30,7 +30,7 @@ BUNDLED_COUNT = 200
 """Number of captions in adt_core/bundled/captions.json."""
 SCENES = "attributes found"
 """Name of the metric of :func:`scene_metric` in reports."""
-SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
+SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance_scale=BUNDLED_SAMPLING.guidance_scale)
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
 """Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use LANTERN."""

@@ -65,7 +65,7 @@ RUNS = {
     "adt-tree, several at once": f"{ADT_TREE} --batch-size 3",
     "adt-tree, two of a prompt": f"{ADT_TREE} --num-images-per-prompt 2",
     "adt-tree, continued": f"{ADT_TREE} --continue-from {IMAGE} --keep 0.4 --keep-left 0.3",
-    "adt-tree, no guidance": f"{ADT_TREE} --cfg 1 --top-p 0.9",
+    "adt-tree, no guidance": f"{ADT_TREE} --guidance-scale 1 --top-p 0.9",
     "static:mc_sim_7b_63": "--method static:mc_sim_7b_63",
     "static:naive_extend_57": "--method static:naive_extend_57",
     "static:naive_extend_57, top-k": "--method static:naive_extend_57 --proposal top-k --top-k 200",
@@ -82,7 +82,7 @@ RUNS = {
     "bundled+jacobi, adt-tree": f"{BOTH} --method adt-tree",
     "bundled+jacobi, LANTERN delta": f"{BOTH} {FIXED} {DELTA}",
     "bundled+jacobi, several at once": f"{BOTH} {FIXED} --batch-size 3",
-    "bundled+jacobi, no guidance": f"{BOTH} {FIXED} --cfg 1",
+    "bundled+jacobi, no guidance": f"{BOTH} {FIXED} --guidance-scale 1",
     "auto": "--method auto",
     "auto, jacobi": f"{WINDOW} --method auto",
 }

@@ -1,6 +1,6 @@
 """Check that every method, drafter, proposal and tree size generates the same tokens as plain decoding.
 
-    python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64] [--weights int8] [--guidance 3]
+    python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64] [--weights int8] [--guidance-scale 3]
                                   [--temperatures 0 1] [--only TEXT] [--exact on|off]
 
 The exit code is 1 if a setting fails. In float64 and in half precision, a setting fails if any token differs. In
@@ -210,7 +210,7 @@ def run_matrix(
     """
     drafters = {name: load_drafter(name, target) for name in {setting.drafter for setting in settings}}
     for temperature in temperatures:
-        samplings = [Sampling(seed=seed, temperature=temperature, guidance=guidance) for seed in seeds]
+        samplings = [Sampling(seed=seed, temperature=temperature, guidance_scale=guidance) for seed in seeds]
         samplings = samplings if temperature else samplings[:1]
         plain = [plain_run(target, prompts, sampling) for sampling in samplings]
         for setting in settings:
@@ -229,7 +229,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16", "float16"], default="float64")
     parser.add_argument("--weights", choices=["int8", "fp8", "int4"])
     parser.add_argument("--exact", choices=["on", "off"], default="on", help="batch-invariant mode of half precision")
-    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--guidance-scale", type=float, default=3.0)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--only", default="", help="run only the settings whose name contains this text")
     return parser.parse_args()
@@ -244,7 +244,9 @@ def main() -> None:
     prompts = captions(3000, args.captions)
     cells = []
     print(header("setting", "images", "identical", "gaps of first differences", "tau", "accepted by depth", "by rank"))
-    for name, cell in run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance):
+    for name, cell in run_matrix(
+        target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance_scale
+    ):
         cells.append(cell)
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
         depths = dict(sorted(cell.depths.items()))

@@ -6,7 +6,7 @@
 import { callAfter, isOurs, registerExtension, showError } from "./comfy.js";
 import { texts } from "./texts.js";
 
-const FORMAT = 1; // as in adt_core/version.py
+const FORMAT = 1; // WORKFLOW_FORMAT of adt_core/version.py
 const PROPERTY = "adt_tree_format"; // property of the node with the number
 const NEVER = 2; // mode of a muted node
 

@@ -68,7 +68,8 @@ function fillLoader(loader, recipe) {
 
 function fillSampler(sampler, recipe) {
   set(sampler, "preset", CUSTOM);
-  for (const name of ["seed", "guidance", "temperature", "top_k", "top_p"]) set(sampler, name, recipe[name]);
+  for (const name of ["seed", "temperature", "top_k", "top_p"]) set(sampler, name, recipe[name]);
+  set(sampler, "guidance", recipe.guidance_scale);
   set(sampler, "control_after_generate", "fixed");
   set(sampler, "noise", NOISES[recipe.noise]);
   set(sampler, "drafting", METHODS[recipe.method] ?? "Auto");
@@ -99,7 +100,9 @@ function fill(recipe) {
   set(prompt, "text", recipe.prompt + (typeof recipe.suffix === "string" ? recipe.suffix : ""));
   fillLoader(loader, recipe);
   fillSampler(sampler, recipe);
-  if (typeof recipe.negative === "string" && recipe.negative) addNegative(sampler, loader, recipe.negative);
+  if (typeof recipe.negative_prompt === "string" && recipe.negative_prompt) {
+    addNegative(sampler, loader, recipe.negative_prompt);
+  }
   if ([recipe.lantern_delta, recipe.lantern_lambda].some(Number.isFinite)) addLantern(sampler, recipe);
 }
 

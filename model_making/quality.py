@@ -159,7 +159,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="number of evaluation prompts")
     parser.add_argument("--seeds", type=int, default=2, help="images per evaluation prompt")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first batch of images")
-    for name, kind in (("guidance", float), ("temperature", float), ("top-k", int), ("top-p", float)):
+    for name, kind in (("guidance-scale", float), ("temperature", float), ("top-k", int), ("top-p", float)):
         default = getattr(BUNDLED_SAMPLING, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument(
@@ -173,7 +173,7 @@ def _parse_args() -> argparse.Namespace:
 def _make_pipeline(args: argparse.Namespace) -> Pipeline:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
-    sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
+    sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance_scale)
     return Pipeline(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
 
 

@@ -86,7 +86,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     f"{paper.METHODS}: the tables of the ADT-Tree paper, at temperature 0 and 1.",
                 ),
                 io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),
-                widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
+                widget("guidance", own["guidance_scale"]._replace(default=BUNDLED_SAMPLING.guidance_scale)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
                 preset_input(),
                 *(

@@ -203,7 +203,7 @@ class ADTTreeGLMImageDecode(io.ComfyNode):
                 expected[:] = [latents]
                 progress.update(before + done)
 
-            options = {"seed": (seed + index) % 2**64, "steps": steps, "guidance": guidance, "on_step": on_step}
+            options = {"seed": (seed + index) % 2**64, "steps": steps, "guidance_scale": guidance, "on_step": on_step}
             images.append(_decode(decoder, grids[number], prompt, sources, **options))
         return io.NodeOutput(torch.cat(images))
 

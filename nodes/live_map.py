@@ -125,7 +125,7 @@ class LiveMap:
         trace = self._trace
         settings = self._trace.settings
         precision = settings["weights"] or settings["dtype"]
-        guided = settings["sampling"]["guidance"] != 1
+        guided = settings["sampling"]["guidance_scale"] != 1
         return {
             "id": self._id,
             "prompt": self._prompt,

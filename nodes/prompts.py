@@ -182,7 +182,7 @@ def _files() -> list[str]:
 def _unused(prompts: list[PromptEntry]) -> str:
     """Return a remark on settings of single prompts, which this pack's nodes cannot pass on, or ""."""
     names = {name for prompt in prompts for name, _ in prompt.settings}
-    columns = ", ".join(column for column, name in SETTING_COLUMNS.items() if name in names)
+    columns = ", ".join(name for name in SETTING_COLUMNS if name in names)
     return message("prompts.columns", columns=columns) if columns else ""
 
 

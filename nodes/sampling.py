@@ -36,8 +36,8 @@ _NEGATIVE_PROMPT = "Negative prompt"
 
 OWN, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NUMBERS = "guidance", "temperature", "top_k", "top_p"
-"""Sampling parameters that a preset determines, by input id."""
+NUMBERS = {"guidance": "guidance_scale", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+"""Input id of each sampling parameter that a preset determines -> field of `Sampling`."""
 NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
 """Value of the input `noise` -> `Sampling.noise`."""
 
@@ -49,12 +49,12 @@ def sampling_inputs() -> list[io.Input]:
     input of each node.
     """
     seed = widget("seed", Sampling.options()["seed"], control_after_generate=True)
-    return [seed, *map(sampling_input, ("guidance", "temperature", "top_k", "top_p"))]
+    return [seed, *map(sampling_input, NUMBERS)]
 
 
 def sampling_input(name: str) -> io.Input:
-    """Return the input for a field of `Sampling` in `NUMBERS`. The default is the parameter of the bundled model."""
-    return widget(name, Sampling.options()[name]._replace(default=getattr(BUNDLED_SAMPLING, name)))
+    """Return the input for a sampling parameter of `NUMBERS`. The default is the parameter of the bundled model."""
+    return widget(name, Sampling.options()[NUMBERS[name]]._replace(default=getattr(BUNDLED_SAMPLING, NUMBERS[name])))
 
 
 def preset_input() -> io.Input:
@@ -191,11 +191,13 @@ def prepare(
     """
     preset = preset or (CUSTOM if sampling.keys() & set(NUMBERS) else OWN)
     target = model.target
-    chosen = {name: value for name, value in sampling.items() if preset == CUSTOM or name not in NUMBERS}
+    chosen = {
+        NUMBERS.get(name, name): value for name, value in sampling.items() if preset == CUSTOM or name not in NUMBERS
+    }
     if "noise" in chosen:
         chosen["noise"] = NOISES.get(chosen["noise"], chosen["noise"])
     text = negative if isinstance(negative, str) else ""
-    given = {"model": model.path, **target.loaded, **chosen, "negative": text}
+    given = {"model": model.path, **target.loaded, **chosen, "negative_prompt": text}
     custom = BUNDLED_SAMPLING._replace(lantern=target.published.lantern)
     published = custom if preset == CUSTOM else target.published
     notes = (_ignored(published, sampling) if preset == OWN else "",)
@@ -210,7 +212,7 @@ def _ignored(published: PublishedSampling, given: Mapping[str, Any]) -> str:
     The sentence does not list default values: for an input that the preset disables, the page sends the default, which
     the user has not set.
     """
-    used = {name: (getattr(BUNDLED_SAMPLING, name), getattr(published, name)) for name in NUMBERS}
+    used = {name: (getattr(BUNDLED_SAMPLING, field), getattr(published, field)) for name, field in NUMBERS.items()}
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
     return message("preset.ignored", preset=OWN, values=", ".join(lost), custom=CUSTOM) if lost else ""
 
@@ -228,8 +230,8 @@ def _with_texts(run: Run, positive: list, negative: list | str | None, invalid_p
         text, fitted = _fitted(pipeline.check_prompt, text, invalid_prompts, _PROMPT)
         if opposite.strip():
             opposite, note = _fitted(target.check_prompt, opposite, invalid_prompts, _NEGATIVE_PROMPT)
-    pipeline = replace(pipeline, recipe=replace(pipeline.recipe, negative=opposite))
-    given = {**run.given, "negative": opposite}
+    pipeline = replace(pipeline, recipe=replace(pipeline.recipe, negative_prompt=opposite))
+    given = {**run.given, "negative_prompt": opposite}
     return replace(run, pipeline=pipeline, given=given, prompt=text, notes=(fitted, note, *run.notes))
 
 

@@ -32,7 +32,7 @@ def sampling_table() -> str:
     rows = []
     for family in FAMILIES:
         own = family.sampling
-        values = (own.guidance, own.temperature, own.top_k, own.top_p, own.suffix, own.source)
+        values = (own.guidance_scale, own.temperature, own.top_k, own.top_p, own.suffix, own.source)
         rows.append((family.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in values)))
     return _table(head, rows)
 

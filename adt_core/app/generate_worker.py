@@ -134,7 +134,7 @@ class GenerateWorker:
     def _check_rows(self) -> None:
         """Raise AdtError if the model does not support a size or a negative prompt of the list."""
         target = self._pipeline.target
-        checked: dict[str, set[Any]] = {"size": set(), "negative": set()}
+        checked: dict[str, set[Any]] = {"size": set(), "negative_prompt": set()}
         for job in self._plan.jobs:
             for name, value in job.settings:
                 if name in checked and value not in checked[name]:

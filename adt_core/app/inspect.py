@@ -132,7 +132,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
     if weights is not None:
         quantise(variant.decoder, weights)
     rows = [EncodedPrompt([0] * _PROMPT_TOKENS)]
-    recipe = Recipe(Sampling(guidance=2.0), Drafting("auto"))
+    recipe = Recipe(Sampling(guidance_scale=2.0), Drafting("auto"))
     decoding = Decoding(Request.of(variant, recipe, rows, JacobiDrafter(), negatives=rows))
     stored = sum(part.numel() * part.element_size() for part in variant.decoder.state_dict().values())
     return stored + 4 * _size(target.codec) + dtype.itemsize * _size(target.text_encoder) + decoding.memory_required()

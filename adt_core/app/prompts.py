@@ -46,8 +46,8 @@ CAPTIONS = ("first", "longest", "all")
 _TEXT_COLUMNS = ("prompt", "caption")
 _TEXT_KEYS = (*_TEXT_COLUMNS, "text", "input")
 """Keys of a prompt in JSON, in order of preference."""
-SETTING_COLUMNS = {"size": "size", "guidance_scale": "guidance", "negative_prompt": "negative"}
-"""Optional columns with settings of single prompts, and the names of the settings."""
+SETTING_COLUMNS = "size", "guidance_scale", "negative_prompt"
+"""Optional columns with settings of single prompts."""
 _OPTIONAL_COLUMNS = ("id", "seed", *SETTING_COLUMNS)
 """Optional columns of a table. One of `_TEXT_COLUMNS` is required.
 
@@ -360,9 +360,7 @@ def _prompt(number: int, text: str, fields: Mapping[str, Any], where: str) -> Pr
     """
     given = {name: value for name, value in fields.items() if value not in (None, "")}
     settings = tuple(
-        (name, _setting(name, given[column], f"{where} {column!r}"))
-        for column, name in SETTING_COLUMNS.items()
-        if column in given
+        (name, _setting(name, given[name], f"{where} {name!r}")) for name in SETTING_COLUMNS if name in given
     )
     return PromptEntry(str(given.get("id", number)), text, _seed(given.get("seed"), f"{where} 'seed'"), settings)
 

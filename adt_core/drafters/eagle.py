@@ -177,7 +177,7 @@ class EagleProposer(Proposer):
         self._grammar = target.grammar(like)
         # Drafting uses the guidance scale of the last position everywhere, because nearly all positions have the same
         # scale. Verification uses the exact scale of each position.
-        self._guidance = guidance_at(target.guidance(context.sampling.guidance, like), torch.tensor([-1]))
+        self._guidance = guidance_at(target.guidance(context.sampling.guidance_scale, like), torch.tensor([-1]))
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 

@@ -38,4 +38,6 @@ class Tables:
         if request.lantern is not None:
             nearest = target.codec.neighbours(request.lantern.neighbours).padded(target.num_tokens)
             neighbours = nearest.to(decoder.embedding.device)
-        return cls(target.rope, target.guidance(request.sampling.guidance, like), target.grammar(like), neighbours)
+        return cls(
+            target.rope, target.guidance(request.sampling.guidance_scale, like), target.grammar(like), neighbours
+        )

@@ -226,7 +226,7 @@ def denoise(
     prompt: str,
     seed: int,
     steps: int = STEPS,
-    guidance: float = GUIDANCE,
+    guidance_scale: float = GUIDANCE,
     sources: Sequence[SourceImage] = (),
     check: Check | None = None,
     on_step: OnStep | None = None,
@@ -237,7 +237,7 @@ def denoise(
         pipeline: Result of :func:`load`.
         tokens: [rows, columns] int64 codes of the image.
         prompt: Prompt. The pipeline reads only the text in quotation marks.
-        guidance: Guidance scale. Values of 1 or below turn guidance off.
+        guidance_scale: Values of 1 or below turn guidance off.
         check: Called before each layer. It may raise an exception to cancel.
         on_step: Called after each step.
     """
@@ -249,7 +249,7 @@ def denoise(
             height=height,
             width=width,
             num_inference_steps=steps,
-            guidance_scale=guidance,
+            guidance_scale=guidance_scale,
             latents=noise,
             prior_token_ids=_finer(tokens).flatten()[None].to(pipeline.device),
             callback_on_step_end=partial(_step, on_step, [noise]) if on_step is not None else None,

@@ -33,7 +33,7 @@ FAMILIES: list[Family] = [
 """All families, in the order of the docs. If several families recognise a checkpoint, the last of them is used."""
 
 
-BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6, lantern=Lantern(neighbours=100, delta=0.7))
+BUNDLED_SAMPLING = PublishedSampling(guidance_scale=2.0, temperature=0.6, lantern=Lantern(neighbours=100, delta=0.7))
 """Sampling settings of the bundled model.
 
 At temperature 1, the model draws broken shapes and mixes their colours. With guidance above 2, it repeats objects. With

@@ -73,7 +73,7 @@ class PublishedSampling(NamedTuple):
     """Sampling settings that the authors of a family publish. They are the defaults for its models.
 
     Attributes:
-        guidance: As in :class:`..settings.Sampling`.
+        guidance_scale: As in :class:`..settings.Sampling`.
         temperature: As in :class:`..settings.Sampling`.
         top_k: As in :class:`..settings.Sampling`.
         top_p: As in :class:`..settings.Sampling`.
@@ -84,7 +84,7 @@ class PublishedSampling(NamedTuple):
             families that they have not used.
     """
 
-    guidance: float = Sampling.guidance
+    guidance_scale: float = Sampling.guidance_scale
     temperature: float = Sampling.temperature
     top_k: int = Sampling.top_k
     top_p: float = Sampling.top_p

@@ -127,14 +127,14 @@ def parameters_text(settings: dict, width: int, height: int) -> str:
         height: Height in pixels.
     """
     prompt = settings.get("prompt")
-    negative = settings.get("negative")
+    negative = settings.get("negative_prompt")
     if not isinstance(prompt, str) or not prompt:
         return ""
     values = {
         "Steps": settings.get("image_tokens"),
         "Sampler": settings.get("method"),
         "Relaxed": _relaxed(settings),
-        "CFG scale": settings.get("guidance"),
+        "CFG scale": settings.get("guidance_scale"),
         "Seed": settings.get("seed"),
         "Size": f"{width}x{height}",
         "Model": settings.get("model_name"),

@@ -82,8 +82,8 @@ def resolve_recipe(
     method = given.get("method") or DEFAULT
     policy = POLICIES.get(method)  # `Recipe.of` refuses an unknown method
     drafter = given.get("drafter") or (find_drafter(model) if policy is None or policy.needs_drafter else None)
-    guidance = given.get("guidance")
-    guided = (published.guidance if guidance is None else guidance) != 1
+    scale = given.get("guidance_scale")
+    guided = (published.guidance_scale if scale is None else scale) != 1
     drafts = drafter_defaults(drafter, hardware.device.type, guided, method=method) if drafter is not None else {}
     recipe = Recipe.of({**given, "drafter": drafter}, {**published._asdict(), **drafts})
     if drafter is not None:

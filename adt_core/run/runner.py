@@ -236,8 +236,8 @@ class Runner:
                     raise
                 where = f"number {number} of {len(prompts)}, {shown(prompt)}"
                 raise AdtError(f"`prompts`: {where}: {error.template}") from error
-        if self.recipe.negative.strip():
-            self.target.check_prompt(self.recipe.negative)
+        if self.recipe.negative_prompt.strip():
+            self.target.check_prompt(self.recipe.negative_prompt)
         return list(filter(None, notes))
 
     def check_prompt(self, prompt: str) -> str:
@@ -274,7 +274,7 @@ class Runner:
             AdtError: If a prompt is empty or too long, or settings contradict each other.
         """
         recipe = self.recipe
-        negative = self.target.encode_prompt(recipe.negative) if recipe.negative.strip() else None
+        negative = self.target.encode_prompt(recipe.negative_prompt) if recipe.negative_prompt.strip() else None
         request = Request.of(
             self.target,
             recipe,

@@ -62,7 +62,9 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     """
     ids = target.encode_prompt(prompt)
     unconditional = torch.tensor([target.unconditional(ids)])
-    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=unconditional)
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+        sampling.guidance_scale, model, unconditional_ids=unconditional
+    )
     first_code = target.decoder.image_ids[0]  # the ids of the codes are consecutive
     allowed = target.decoder.image_ids.tolist()
     torch.manual_seed(sampling.seed)
@@ -104,7 +106,7 @@ def batched(model: ChameleonForConditionalGeneration, target: Target, prompt: st
         length = len(ids) + number
         inputs = {"attention_mask": mask[:, :length], "position_ids": positions[:, length - step.shape[1] : length]}
         logits = model(step, cache=cache, use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
-        guided = torch.lerp(logits[1], logits[0], sampling.guidance) + allowed
+        guided = torch.lerp(logits[1], logits[0], sampling.guidance_scale) + allowed
         token = torch.multinomial((guided / sampling.temperature).softmax(-1), 1)
         generated[number] = token
         step = token.expand(2, 1)

@@ -83,7 +83,7 @@ def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
 def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     shape = shape_of(SEVEN_B, rehearse)
     target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
-    pipeline = pipeline_of(target, random_network(target), "auto", guidance=shape.guidance)
+    pipeline = pipeline_of(target, random_network(target), "auto", guidance_scale=shape.guidance_scale)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
             decoding = pipeline.decoding([PROMPTS[0]])

@@ -106,8 +106,8 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
 def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
     """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_pipeline(target, network, *trace.tree, guidance=guidance)
-    return pipeline_of(target, network, trace.method, guidance=guidance)
+        return tree_pipeline(target, network, *trace.tree, guidance_scale=guidance)
+    return pipeline_of(target, network, trace.method, guidance_scale=guidance)
 
 
 def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
@@ -162,7 +162,9 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     length = target.length
     short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
-    pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance) for trace in chosen}
+    pipelines = {
+        f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance_scale) for trace in chosen
+    }
     streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
     others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}

@@ -227,7 +227,9 @@ def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
     shape = shape_of(SEVEN_B, rehearse)
     target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
     network = random_network(target)
-    pipelines = {method: pipeline_of(target, network, method, guidance=shape.guidance) for method in METHODS}
+    pipelines = {
+        method: pipeline_of(target, network, method, guidance_scale=shape.guidance_scale) for method in METHODS
+    }
     rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
     chosen = [_decode_block(target, on, pipelines, rounds, rehearse) for on in BLOCKS]
     head = {"model": SEVEN_B, "weights": weights or "bf16"}

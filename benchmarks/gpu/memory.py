@@ -36,7 +36,7 @@ def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> 
     target = random_target(name, shape, torch.bfloat16, weights)
     network = None if method == PLAIN else random_network(target)
     free_memory()
-    decoding = pipeline_of(target, network, method, guidance=shape.guidance).decoding(["A picture."])
+    decoding = pipeline_of(target, network, method, guidance_scale=shape.guidance_scale).decoding(["A picture."])
     stored = all_bytes(target.decoder, target.codec, network)
     estimate = stored + decoding.memory_required()
     decode_rounds(decoding, 2 if rehearse else ROUNDS)

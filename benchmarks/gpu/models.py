@@ -62,7 +62,7 @@ class ModelShape(NamedTuple):
         row_end: Whether an end-of-row token follows each row.
         prompt: Number of tokens in the conditional prompt.
         guided: Number of tokens in the unconditional prompt.
-        guidance: Guidance scale.
+        guidance_scale: Scale of classifier-free guidance.
     """
 
     config: DecoderConfig
@@ -71,7 +71,7 @@ class ModelShape(NamedTuple):
     row_end: bool = False
     prompt: int = 24
     guided: int = 2
-    guidance: float = 3.0
+    guidance_scale: float = 3.0
 
     def small(self) -> ModelShape:
         """Return a small shape with the same features. A forward of this shape takes about a millisecond on a CPU."""
@@ -90,8 +90,8 @@ _JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm
 _EMU3 = DecoderConfig(184622, 4096, 14336, 32, 32, 8, 1e-5, 1e6, 9216, qk_norm=False)
 SHAPES = {
     "Anole-7B": ModelShape(_CHAMELEON, 8192, (32, 32)),
-    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance=7.5),
-    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24, guidance=5.0),
+    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance_scale=7.5),
+    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24, guidance_scale=5.0),
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
@@ -221,7 +221,7 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = drafters_by_name(network).get(preset.source) if preset.source else None
-    sampling = Sampling(**{"seed": 1, "guidance": 3.0, **options})
+    sampling = Sampling(**{"seed": 1, "guidance_scale": 3.0, **options})
     drafting = preset.drafting
     if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
         defaults = default_options(drafter, device.the_device().type, sampling.guided, method=ADT_TREE)

@@ -90,7 +90,7 @@ def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
     @torch.inference_mode()
     def forward(ids: Tensor, cache) -> Tensor:
         features = model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[:, -1:]
-        return _sample(model.lm_head(features)[..., codes], shape.guidance) + codes.start
+        return _sample(model.lm_head(features)[..., codes], shape.guidance_scale) + codes.start
 
     prompt = torch.ones(2, shape.prompt, dtype=torch.long, device=where)
     prefill = min(seconds_of(lambda: forward(prompt, _cache(kind, model, cache_length))) for _ in range(2))

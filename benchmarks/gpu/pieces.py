@@ -74,9 +74,9 @@ def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, P
     """Return the pipelines whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
     pipelines = {
-        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance=guidance) for method in methods
+        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance_scale=guidance) for method in methods
     }
-    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance_scale=guidance) for depth in DEPTHS]
     return pipelines | dict(zip(TREES, trees))
 
 
@@ -193,7 +193,7 @@ def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True)
     repeats, warm_up, profiled = (2, 1, 1) if rehearse else (20, 8, 4)
     target = random_target(name, shape, torch.bfloat16, weights)
     target.decoder.exact = exact
-    pieces = Pieces(target, random_network(target), shape.guidance, warm_up)
+    pieces = Pieces(target, random_network(target), shape.guidance_scale, warm_up)
     head = {"table": "Pieces", "shape": name, "weights": (weights or "bf16") + ("" if exact else ", not exact")}
     size = weight_bytes(target)
     try:

@@ -13,7 +13,7 @@ from PIL import Image, PngImagePlugin
 RECIPE = {
     "prompt": "A blue ball.",
     "suffix": "",
-    "negative": "fog",
+    "negative_prompt": "fog",
     "model": "/somewhere/models/bundled",
     "model_name": "bundled",
     "dtype": "float32",
@@ -23,7 +23,7 @@ RECIPE = {
     "temperature": 0.7,
     "top_k": 40,
     "top_p": 0.9,
-    "guidance": 3.5,
+    "guidance_scale": 3.5,
     "noise": "own",
     "method": "adt-tree",
     "image_index": 2,
@@ -80,7 +80,7 @@ def test_png_without_a_workflow_opens_our_graph(tab):
 
 
 def test_lantern_of_a_png_is_connected(tab):
-    nodes = drop(tab, png({**RECIPE, "negative": "", "lantern_delta": 0.25, "max_substitution": 0.5}))
+    nodes = drop(tab, png({**RECIPE, "negative_prompt": "", "lantern_delta": 0.25, "max_substitution": 0.5}))
     assert nodes["ADTTreeLANTERN"]["delta"] == 0.25 and nodes["ADTTreeLANTERN"]["max_replaced"] == 0.5
     slot = "app.graph.nodes.find((n) => n.type === 'ADTTreeSampler').inputs.find((i) => i.name === 'lantern').link"
     assert tab.page.evaluate(slot) is not None
@@ -95,7 +95,7 @@ def test_damaged_settings_leave_the_workflow_as_it_is(tab, workflow, odd):
 
 
 def test_odd_values_are_ignored_or_limited(tab):
-    nodes = drop(tab, png({"prompt": "x", "seed": "1", "guidance": 1e9, "model": ["a"], "top_k": None}))
+    nodes = drop(tab, png({"prompt": "x", "seed": "1", "guidance_scale": 1e9, "model": ["a"], "top_k": None}))
     assert nodes["ADTTreeModelLoader"]["model"] == "bundled"
     assert nodes["ADTTreeSampler"]["seed"] == 3 and nodes["ADTTreeSampler"]["guidance"] <= 100
 

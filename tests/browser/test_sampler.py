@@ -17,7 +17,7 @@ from test_language import DRAWN
 
 from adt_core import Pipeline
 from adt_core.policies import CHOICES
-from adt_core.version import FORMAT
+from adt_core.version import WORKFLOW_FORMAT
 
 FIRST = "ADT-Tree text to image (start here)"
 PNG_END = b"IEND\xaeB`\x82"
@@ -117,12 +117,12 @@ def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
     tab.load(default_workflow)
     saved = tab.saved()
     node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeSampler")
-    assert node["properties"]["adt_tree_format"] == FORMAT
-    node["properties"]["adt_tree_format"] = FORMAT + 1
+    assert node["properties"]["adt_tree_format"] == WORKFLOW_FORMAT
+    node["properties"]["adt_tree_format"] = WORKFLOW_FORMAT + 1
     node["widgets_values"] = ["values", "of", "later", "versions"]
     tab.load(saved)
     tab.page.get_by_text(
-        f"format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; open the workflow"
+        f"format {WORKFLOW_FORMAT + 1}, but this ADT-Tree reads format {WORKFLOW_FORMAT}; open the workflow"
     ).first.wait_for()
     kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
     assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {

@@ -67,7 +67,7 @@ def captions(folder: Path) -> Callable:
 
     def try_input(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
-        pipeline = Pipeline(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
+        pipeline = Pipeline(data.draw(st.sampled_from(targets)), Recipe(negative_prompt=data.draw(st.just("") | TEXTS)))
         pipeline.check([text])
         named = named_folder(folder / "out", "key", text, "model")
         assert named.parent == folder / "out" and len(named.name.encode()) < 255

@@ -109,7 +109,7 @@ def test_image_equals_the_references(target, theirs, processor, images):
     sources = source_images()[:images]
     inputs = process(processor, "a cat", sources or None)
     sourced = target.with_sources(codes_of(target, sources)) if images else target
-    ours = run(sourced, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=1.0))
+    ours = run(sourced, prompts=("a cat",), sampling=Sampling(temperature=0, guidance_scale=1.0))
     expected = theirs.generate(
         **inputs,
         max_new_tokens=sourced.length,
@@ -153,7 +153,7 @@ def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
     codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))]
     sourced = target.with_sources(codes)
-    sampling = Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    sampling = Sampling(3, 0.9, top_p=0.75, guidance_scale=1.0)
     plain = run(sourced, sampling=sampling)
     assert run(sourced, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
 

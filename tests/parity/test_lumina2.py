@@ -91,7 +91,7 @@ def published_loop(model, prompt, cells, scale):
 
 @pytest.mark.parametrize("scale", [3.0, 4.0, 9.0])
 def test_image_equals_the_published_loops(target, model, scale):
-    decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=scale))
+    decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance_scale=scale))
     tokens = target.decoder.image_ids[decoding.codes[0]].tolist()
     expected = published_loop(model, target.encode_prompt("a cat"), target.grid, scale)
     assert tokens == expected and len(set(tokens)) > 4

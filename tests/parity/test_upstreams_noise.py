@@ -82,12 +82,12 @@ def generate(model, target, prefix, sampling, seeds):
 
     def draw():
         guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
-            sampling.guidance, model, unconditional_ids=unconditional
+            sampling.guidance_scale, model, unconditional_ids=unconditional
         )
         return model.generate(
             conditional,
             attention_mask=torch.ones_like(conditional),
-            logits_processor=[guide] if sampling.guidance != 1 else [],
+            logits_processor=[guide] if sampling.guidance_scale != 1 else [],
             prefix_allowed_tokens_fn=lambda _, tokens: ids[allowed_tokens(target, len(tokens) - len(prompt))].tolist(),
             max_new_tokens=target.length - prefix.shape[1],
             **generate_options(sampling),
@@ -141,7 +141,7 @@ def glm_image(path, target):
         return torch.stack([their_logits(model, inputs(torch.tensor([row])), codes)[-1] for codes in images.tolist()])
 
     def script(prefix, sampling, seeds):
-        if prefix.shape[1] or sampling.guidance != 1:
+        if prefix.shape[1] or sampling.guidance_scale != 1:
             return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
         allowed = list(range(target.num_codes))
@@ -171,11 +171,11 @@ def janus(path, target):
         return torch.stack([test_janus.reference_logits(model, row, codes)[-1] for codes in images.tolist()])
 
     def script(prefix, sampling, seeds):
-        if prefix.shape[1] or sampling.guidance == 1 or BROKEN:
+        if prefix.shape[1] or sampling.guidance_scale == 1 or BROKEN:
             return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
         options = {"attention_mask": torch.ones_like(rows), "generation_mode": "image", **generate_options(sampling)}
-        return seeded(lambda: model.generate(rows, guidance_scale=sampling.guidance, **options), seeds)
+        return seeded(lambda: model.generate(rows, guidance_scale=sampling.guidance_scale, **options), seeds)
 
     return script
 
@@ -237,7 +237,7 @@ def loop(logits, target, columns, header, prefix, sampling, seeds):
     prompt = target.encode_prompt(PROMPT)
     tokens = prefix.repeat(len(seeds), 1)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    scale = target.guidance(sampling.guidance, torch.empty(0))
+    scale = target.guidance(sampling.guidance_scale, torch.empty(0))
     for position in range(prefix.shape[1] or -header, target.length):
         z, unconditional = (logits(i, row, tokens) for i, row in enumerate([prompt, target.unconditional(prompt)]))
         p = torch.zeros_like(z)
@@ -245,7 +245,7 @@ def loop(logits, target, columns, header, prefix, sampling, seeds):
             p[:, prompt[position]] = 1
         else:
             factor = scale if isinstance(scale, float) else scale[position]
-            z = unconditional + factor * (z - unconditional) if sampling.guidance != 1 else z
+            z = unconditional + factor * (z - unconditional) if sampling.guidance_scale != 1 else z
             allowed = columns[allowed_tokens(target, position)]
             p[:, allowed] = filtered(z[:, allowed] / sampling.temperature, sampling).softmax(-1)
         batches = zip(p.chunk(len(seeds)), generators)
@@ -305,7 +305,7 @@ def compare(models, case, seeds, methods):
     target, drafters, script = models
     images = IMAGES[case["images"]]
     kept = KEPT[case["kept"]]
-    sampling = Sampling(guidance=GUIDANCE[case["guidance"]], noise="upstream", **SAMPLINGS[case["drawn"]])
+    sampling = Sampling(guidance_scale=GUIDANCE[case["guidance"]], noise="upstream", **SAMPLINGS[case["drawn"]])
     cells = torch.randint(target.num_codes, (images, kept), generator=torch.Generator().manual_seed(images))
     given = KeptTokens.of(cells, images, target)
     expected = script(given.tokens[:, : given.start], sampling, seeds)

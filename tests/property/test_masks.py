@@ -22,7 +22,7 @@ MASKS = st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH), min_
     drafts=st.sampled_from([*INDEPENDENT, *SHARING, (None, Drafting(PLAIN))]),
 )
 def test_any_mask(seed, masks, batch_size, temperature, guidance, lantern, drafts):
-    sampling = Sampling(seed, temperature, guidance=guidance)
+    sampling = Sampling(seed, temperature, guidance_scale=guidance)
     generated = torch.tensor(masks)
     draw = torch.Generator().manual_seed(seed % 2**31)
     codes = torch.randint(models()[0].num_codes, generated.shape, generator=draw)

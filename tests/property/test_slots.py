@@ -53,7 +53,7 @@ def test_every_draft_mode_is_covered():
 )
 def test_images_do_not_depend_on_the_batch(seed, prompts, batch_size, temperature, guidance, start, drafts):
     images = range(len(prompts))
-    sampling = Sampling(seed, temperature, guidance=guidance)
+    sampling = Sampling(seed, temperature, guidance_scale=guidance)
     draw = torch.Generator().manual_seed(seed % 2**31)
     prefix = torch.randint(models()[0].num_codes, (len(prompts), start), generator=draw)
     together = decode(prompts, *drafts, sampling=sampling, kept=prefix, batch_size=batch_size, image_indices=images)

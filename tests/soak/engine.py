@@ -35,7 +35,7 @@ MISTAKES = {
     "no such method": ("choose one of", lambda request: replace(request, drafting={"method": "magic"})),
     "guidance that is no number": (
         "guidance",
-        lambda request: replace(request, sampling={**request.sampling, "guidance": float("nan")}),
+        lambda request: replace(request, sampling={**request.sampling, "guidance_scale": float("nan")}),
     ),
 }
 """Mistake -> (words of the error message, function that adds the mistake to a request)."""
@@ -90,7 +90,10 @@ class Engine:
         """Return the codes [B, tokens] of a request's images."""
         target = self.target(request, check)
         recipe = Recipe(
-            Sampling(**request.sampling), Drafting.of(request.drafting), request.lantern, negative=request.negative
+            Sampling(**request.sampling),
+            Drafting.of(request.drafting),
+            request.lantern,
+            negative_prompt=request.negative,
         )
         pipeline = Pipeline(target, recipe, self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)

@@ -222,6 +222,6 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
         codes: [B, tokens] codes of the run with drafts. If the request continues an image, the given tokens are copied
             from these codes.
     """
-    pipeline = Pipeline(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
+    pipeline = Pipeline(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative_prompt=request.negative))
     kept = codes[:, : request.kept(target)]
     return pipeline.decoding(request.texts, request.indices, kept=kept).run().grid_codes().flatten(1)

@@ -142,10 +142,10 @@ def _method_and_drafter(draw: random.Random) -> tuple[str, str | None]:
 def _sampling(draw: random.Random, kind: str) -> dict[str, Any]:
     """Return options of ``Sampling``. Lists have few variants, so that some resume an earlier batch folder."""
     if kind == "list":
-        return {"seed": draw.randrange(3), "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        return {"seed": draw.randrange(3), "guidance_scale": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return {
         "seed": draw.randrange(2**63),
-        "guidance": draw.choice([1.0, 1.5, 3.0, 3.0]),
+        "guidance_scale": draw.choice([1.0, 1.5, 3.0, 3.0]),
         "temperature": draw.choice([0.0, 0.8, 1.0, 1.0]),
         "top_k": draw.choice([0, 0, 20]),
         "top_p": draw.choice([1.0, 1.0, 0.9]),

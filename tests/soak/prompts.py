@@ -31,7 +31,7 @@ def graph_of(request: Request) -> Graph:
         "settings": graph.add(SETTINGS, **DEFAULTS | request.drafting),
         **_drafter(graph, request),
         **_lantern(graph, request),
-        **request.sampling,
+        **{name.removesuffix("_scale"): value for name, value in request.sampling.items()},
     }
     NODES.get(request.kind, _images)(graph, request, common)
     if request.mistake:

@@ -57,7 +57,7 @@ def _draw(
             adt_core.Sampling(**sampling or {}),
             adt_core.Drafting.of(options),
             adt_core.Lantern(**lantern) if lantern else None,
-            negative=negative or "",
+            negative_prompt=negative or "",
         )
         pipeline = adt_core.Pipeline(target, recipe, drafter)
         codes = pipeline.decoding([prompt] * count, list(range(count))).run().grid_codes()

@@ -37,7 +37,7 @@ def test_image_equals_the_engines(comfy, graph):
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
     graph.prompt[graph.id("ADTTreeSampler")]["inputs"] = links
     (image,) = images(comfy, comfy.run(graph.prompt))
-    own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
+    own = {"guidance": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling={"seed": 0, **own})["images"]
     np.testing.assert_array_equal(image, expected[0])
     assert image.std() > 20, "the image is nearly uniform"

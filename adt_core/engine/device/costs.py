@@ -115,7 +115,7 @@ class Costs:
         on_cpu = decoder.embedding.device.type == "cpu"
         tile = 0 if on_cpu or not decoder.tile else decoder.tile
         s = request.sampling
-        sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
+        sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance_scale:g}, {s.top_k}, {s.top_p:g}"
         name = profile_name(request, self._threads)
         return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
 

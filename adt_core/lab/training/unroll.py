@@ -107,7 +107,7 @@ class TargetOutputs:
             [B, m, V].
         """
         grammar = grammar_at(self.target.grammar(self.z), positions)
-        guidance = guidance_at(self.target.guidance(self.sampling.guidance, self.z), positions)
+        guidance = guidance_at(self.target.guidance(self.sampling.guidance_scale, self.z), positions)
         return eagle.draft_logits(self.target.decoder, out, self.sampling, grammar, guidance)
 
 
@@ -130,7 +130,7 @@ def read(
     decoder = target.decoder
     length = codes.shape[1]
     prompts = list(prompts)
-    if sampling.guidance != 1:
+    if sampling.guidance_scale != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
     rows = BatchRows(
         prompts, max(map(len, prompts)) + length - 1, decoder.embedding, mrope_positions=target.mrope_positions
@@ -143,7 +143,7 @@ def read(
         features = features if stored is None else stored.put(numbers, pads, features)
     positions = torch.arange(1, length, device=rows.device)
     image_features = features[:, rows.length :].to(decoder.wide_dtype)
-    z = decoder.logits(image_features, guidance_at(target.guidance(sampling.guidance, image_features), positions))
+    z = decoder.logits(image_features, guidance_at(target.guidance(sampling.guidance_scale, image_features), positions))
     z = process_logits(z, sampling, grammar_at(target.grammar(z), positions))
     return TargetOutputs(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 

@@ -333,7 +333,7 @@ FAMILY = Family(
     prompter=GlmImagePrompter.of,
     unneeded=("model.visual.", "model.vqmodel."),
     sampling=PublishedSampling(
-        guidance=1.0, temperature=0.9, top_k=0, top_p=0.75, source="huggingface.co/zai-org/GLM-Image"
+        guidance_scale=1.0, temperature=0.9, top_k=0, top_p=0.75, source="huggingface.co/zai-org/GLM-Image"
     ),
     companions=GlmImagePrompter.FOLDER,
     single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),

@@ -204,7 +204,7 @@ FAMILY = Family(
         "language_model.lm_head.",
         "gen_vision_model.quantize.codebook_used",
     ),
-    sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
+    sampling=PublishedSampling(guidance_scale=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
     published=(_published("1B", 4, (4.4, 3.3, 2.9)), _published("7B", 15, (14.5, 8.9, 6.6))),
 )

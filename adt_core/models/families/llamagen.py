@@ -348,7 +348,7 @@ FAMILY = Family(
         CODEC: ("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
         T5: ("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
     },
-    sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
+    sampling=PublishedSampling(guidance_scale=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
     companions=(*_CODEC_FILES, *_T5_FILES),

@@ -142,7 +142,7 @@ FAMILY = Family(
     prompter=prompter,
     unneeded=chameleon.FAMILY.unneeded,
     remedies=chameleon.FAMILY.remedies,
-    sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
+    sampling=PublishedSampling(guidance_scale=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
     trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina",),
     published=(

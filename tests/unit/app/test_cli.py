@@ -77,7 +77,7 @@ def test_output_files(generate):
 def test_several_images_are_numbered_and_reproducible(generate):
     Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
     files = {"prompt": None, "prompts": "list.txt", "output": "x", "tokens": "t.json", "report": "r.json"}
-    settings = {"seed": 7, "temperature": 0.9, "top_k": 20, "negative": "fog", "method": "eagle2", "depth": 3}
+    settings = {"seed": 7, "temperature": 0.9, "top_k": 20, "negative_prompt": "fog", "method": "eagle2", "depth": 3}
     code, out, err = generate(num_images_per_prompt=2, **files, **settings)
     assert code == 0, err
     assert sorted(p.name for p in Path("x").glob("*.png")) == [f"00000{i}.png" for i in (1, 2, 3, 4)]
@@ -221,7 +221,7 @@ def assert_refused(result, *named, code=1):
     [
         ({"prompt": ""}, ["prompt", "empty"]),
         ({"prompt": " \t"}, ["prompt", "empty"]),
-        ({"cfg": "strong"}, ["--cfg", "strong"]),
+        ({"guidance_scale": "strong"}, ["--guidance-scale", "strong"]),
         ({"num_images_per_prompt": 0}, ["--num-images-per-prompt", "0"]),
         ({"method": "adt-tree", "beta": "nan"}, ["--beta", "nan"]),
         ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
@@ -309,7 +309,7 @@ def test_missing_files(generate):
 
 def test_prompt_longer_than_the_context(generate):
     assert_refused(generate(prompt="long " * 100), "Prompt too long", "shorten")
-    assert_refused(generate(negative="long " * 100), "shorten")
+    assert_refused(generate(negative_prompt="long " * 100), "shorten")
 
 
 def test_drafter_of_another_width(generate, models, tmp_path):

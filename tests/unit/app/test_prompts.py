@@ -75,7 +75,7 @@ ROWS = {
 def test_settings_of_single_prompts(tmp_path, name):
     (tmp_path / name).write_text(ROWS[name], encoding="utf-8")
     found = [dict(prompt.settings) for prompt in read_all(tmp_path / name)]
-    assert found == [{"size": (512, 768)}, {"guidance": 3.5, "negative": "blur, noise"}]
+    assert found == [{"size": (512, 768)}, {"guidance_scale": 3.5, "negative_prompt": "blur, noise"}]
 
 
 @pytest.mark.parametrize(

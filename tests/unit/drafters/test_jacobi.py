@@ -167,7 +167,7 @@ def window(target):
     Its root is code 7 at position 5, and code 3 is drafted for all later positions.
     """
     rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
-    context = Context(target, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW)
+    context = Context(target, Sampling(temperature=0, guidance_scale=1), DraftSettings(), WINDOW)
     proposer = JacobiProposer(context, rows, None, 2)
     z = torch.zeros(1, 1, target.num_codes, dtype=torch.float64)
     z[..., GUESS] = 1

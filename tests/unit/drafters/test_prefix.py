@@ -61,7 +61,7 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
             [target.encode_prompt("x")],
             drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, drafts=target.columns),
             drafter=WatchedDrafter(),
-            sampling=Sampling(guidance=1, temperature=0),  # the guesses have no noise
+            sampling=Sampling(guidance_scale=1, temperature=0),  # the guesses have no noise
             kept=random_codes(1, start),
         )
         next(iter(decoding))

@@ -148,7 +148,12 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
     """In this case, there are more free batch slots than waiting images."""
     target, drafter = models
-    options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
+    options = {
+        "prompts": FIVE,
+        "drafter": drafter,
+        "drafting": drafting,
+        "sampling": Sampling(5, guidance_scale=guidance),
+    }
     reference = run(target, **options)
     forward = type(target.decoder).forward
     entered = []

@@ -44,7 +44,7 @@ def new_machine(runtime, monkeypatch, tmp_path):
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
     """Return a decoding that generates the last 12 tokens of an image."""
     drafting = Drafting("eagle2", depth=8, width=3, drafts=16) if drafter else Drafting(PLAIN)
-    sampling = Sampling(seed=3, guidance=guidance)
+    sampling = Sampling(seed=3, guidance_scale=guidance)
     rows = [target.encode_prompt("a red house")]
     kept = torch.randint(target.num_codes, (1, target.length - 12), generator=torch.Generator().manual_seed(1))
     return new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter, kept=kept)

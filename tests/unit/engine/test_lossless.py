@@ -161,7 +161,7 @@ def decode_row(row, loaded, launched):
     """Decode a row of the matrix. Return the expected codes [3, T], and the decoding."""
     value = {axis: AXES[axis][name] for axis, name in row.items()}
     target, drafters = loaded(row["family"], row["numbers"])
-    sampling = Sampling(3, value["temperature"], guidance=value["guidance"], **value["filter"])
+    sampling = Sampling(3, value["temperature"], guidance_scale=value["guidance"], **value["filter"])
     replayed = row["launch"] == "replayed"
     prompts = value["prompts"]
     negative = value["negative"]

@@ -157,7 +157,7 @@ def test_a_single_row_is_padded_if_products_are_batch_invariant(target, monkeypa
     codes = []
     for is_invariant, expected in ((False, {1} | {int(guidance)}), (True, {2})):
         monkeypatch.setattr(products, "product_report", lambda request, rows=is_invariant: ProductReport(rows, 1))
-        decoding = decoding_of(target, sampling=Sampling(guidance=guidance))
+        decoding = decoding_of(target, sampling=Sampling(guidance_scale=guidance))
         steps = iter(decoding)
         next(steps)
         rows.clear()

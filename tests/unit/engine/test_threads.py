@@ -147,7 +147,7 @@ def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypa
     for cores in (1, 2, 4):
         monkeypatch.setattr(threads_module, "available_cores", lambda cores=cores: cores)
         for drafting in (Drafting(PLAIN), Drafting("auto")):
-            sampling = Sampling(guidance=guidance)
+            sampling = Sampling(guidance_scale=guidance)
             rows = [target.encode_prompt("a cat")]
             decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
             for _ in decoding:

@@ -63,7 +63,7 @@ def emu3(tmp_path_factory):
 @pytest.mark.parametrize("kept", [0, 3, 10])
 def test_masks_of_grouped_heads_are_aligned(emu3, kept):
     """The masks must be aligned for any number of cache positions, and after any prefix."""
-    how = {"prompts": ("a cat", LONG), "sampling": Sampling(seed=3, guidance=3.0)}
+    how = {"prompts": ("a cat", LONG), "sampling": Sampling(seed=3, guidance_scale=3.0)}
     plain = run(emu3, **how).codes
     cells = emu3.cells(plain).flatten(1)[:, :kept]
     drafted = run(emu3, load_drafter("jacobi", emu3), drafting=Drafting(**METHODS["jacobi"][1]), kept=cells, **how)
@@ -72,7 +72,7 @@ def test_masks_of_grouped_heads_are_aligned(emu3, kept):
 
 def test_a_kernel_may_return_queries_before_heads_in_memory(emu3, monkeypatch):
     """GPU kernels of torch store queries before heads."""
-    how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance=3.0)}
+    how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance_scale=3.0)}
     expected = run(emu3, **how).codes
     usual = F.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -102,12 +102,14 @@ def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, mon
 
     monkeypatch.setattr(attend, "far_attention", by_place)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
-    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
+    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance_scale=3.0)).exact
     assert tried.differing == (COMPANY,) and tried.remark
 
 
 def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
-    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # runs the check before the first image
+    tried = run(
+        wide, prompts=("a cat",), sampling=Sampling(guidance_scale=3.0)
+    )  # runs the check before the first image
     assert tried.exact == InvarianceReport(), "the kernel for far keys is not used"
     recorded = []
     logits = wide.decoder.logits
@@ -121,6 +123,6 @@ def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
     cells = torch.randint(0, wide.num_codes, (1, 136), generator=torch.Generator().manual_seed(1))
     for prompts in (("a cat",), ("a cat", LONG)):
         recorded.append([])
-        run(wide, prompts=prompts, sampling=Sampling(guidance=3.0), kept=cells.expand(len(prompts), -1))
+        run(wide, prompts=prompts, sampling=Sampling(guidance_scale=3.0), kept=cells.expand(len(prompts), -1))
     single, batched = (torch.cat(bits) for bits in recorded)
     assert single.equal(batched)

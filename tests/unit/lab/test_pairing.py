@@ -82,7 +82,7 @@ def record(drafter, pairing):
 def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
     models = {"model": counter, "drafter": drafter, "device": "cpu"}
-    assert cli.main(words("check-drafter", **models, temperature=0, cfg=1, count=3)) == 0
+    assert cli.main(words("check-drafter", **models, temperature=0, guidance_scale=1, count=3)) == 0
     lines = capsys.readouterr().out.splitlines()
     (best,) = [line for line in lines if line.endswith("<- best")]
     assert ("own token" in best) == planted.late and ("by code" in best) == planted.codes
@@ -106,7 +106,7 @@ def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted)
 
 def counted(target, drafter, drafting):
     """Decode an image, check that its codes count, and return the decoding."""
-    how = {"sampling": Sampling(temperature=0, guidance=1), "drafting": drafting}
+    how = {"sampling": Sampling(temperature=0, guidance_scale=1), "drafting": drafting}
     decoding = run(target, drafter, ("count",), **how)
     assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
     return decoding
@@ -127,7 +127,15 @@ def test_train_drafter_compare_uses_the_pairing(counter, tmp_path, capsys, plant
     record(drafter, planted)
     prompts.write_text("one\ntwo\nthree", encoding="utf-8")
     files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}
-    training = {"steps": 1, "held_out": 2, "batch": 1, "passes": 1, "temperature": 0, "cfg": 1, "device": "cpu"}
+    training = {
+        "steps": 1,
+        "held_out": 2,
+        "batch": 1,
+        "passes": 1,
+        "temperature": 0,
+        "guidance_scale": 1,
+        "device": "cpu",
+    }
     assert cli.main(words("train-drafter", **files, **training)) == 0
     compared = capsys.readouterr().out.splitlines()[-1]
     assert f"gives {1.933 if planted.late else 2:.3f} tokens" in compared

@@ -116,7 +116,7 @@ def test_the_trained_drafter_decodes_losslessly(train, tiny, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"cfg": 1},
+        {"guidance_scale": 1},
         {"temperature": 0},
         {"top_k": 5, "top_p": 0.9, "temperature": 0.7},
         {"accumulate": 2, "autocast": "bfloat16", "passes": 1},
@@ -204,10 +204,10 @@ def test_training_equals_inference(models, tmp_path):
 
 def test_training_images_equal_those_of_generate(train, tiny, tmp_path):
     """Image i of the training must be drawn with the noise of image index i."""
-    assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
+    assert train(seed=9, guidance_scale=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["captions"][4]
-    sampling = Sampling(seed=9, guidance=2, top_k=10)
+    sampling = Sampling(seed=9, guidance_scale=2, top_k=10)
     decoding = run(load_target(tiny / "target"), prompts=(prompt,), sampling=sampling, image_indices=[4])
     assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
 
@@ -224,7 +224,7 @@ def test_every_second_step_uses_temperature_1(train, monkeypatch):
         return backward(self, outputs, step, passes)
 
     monkeypatch.setattr(command.Trainer, "_backward", recorded)
-    assert train(temperature=0.5, cfg=1, top_k=0, steps=4)[0] == 0
+    assert train(temperature=0.5, guidance_scale=1, top_k=0, steps=4)[0] == 0
     steps = seen[-4:]
     assert [(step, temperature) for step, temperature, _ in steps] == [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]
     warm, cool = (step[2].softmax(-1).amax(-1).mean() for step in steps[:2])
@@ -380,9 +380,9 @@ def test_output_folders_with_other_content(train, tiny, tmp_path):
     assert "contains a model that was not trained here" in train(tiny / "target")[2]
     assert train()[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
-    code, _, err = train(cfg=2)
+    code, _, err = train(guidance_scale=2)
     advice = "use the same options to resume it, or choose another folder."
-    assert code == 2 and f"was started with guidance 3.0, but now it is 2.0; {advice}" in err
+    assert code == 2 and f"was started with guidance_scale 3.0, but now it is 2.0; {advice}" in err
     assert "was started with dtype float32, but now it is bfloat16" in train(dtype="bfloat16")[2]
     assert "was started with exact on, but now it is off" in train(exact="off")[2]
     assert "was started with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]

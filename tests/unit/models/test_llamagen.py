@@ -44,7 +44,7 @@ def test_stage_2_has_32_rows(tmp_path):
 def test_generate_reports_truncated_captions(folder, tmp_path, capsys):
     models = {"model": folder / "hugging-face" / "LlamaGen-T2I", "drafter": folder / "network", "device": "cpu"}
     for prompt, cut in (("a fox", False), ("fox " * 40, True)):
-        command = words("generate", **models, prompt=prompt, negative="snow", output=tmp_path / "a.png")
+        command = words("generate", **models, prompt=prompt, negative_prompt="snow", output=tmp_path / "a.png")
         assert cli.main(command) == 0 and (tmp_path / "a.png").exists()
         note_text = "The prompt has 160 tokens, but LlamaGen-T2I reads only 120"
         assert (note_text in capsys.readouterr().out) is cut

@@ -133,7 +133,7 @@ def test_inspect_states_the_memory_that_a_decoding_requires(tiny, weights):
     target = load_target(tiny / "target", dtype=torch.bfloat16, weights=weights)
     row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
-    decoding = new_decoding(target, row, negatives=row, sampling=Sampling(guidance=2.0), **drafting)
+    decoding = new_decoding(target, row, negatives=row, sampling=Sampling(guidance_scale=2.0), **drafting)
     parts = [*target.decoder.state_dict().values(), *target.codec.parameters()]
     stored = sum(part.numel() * part.element_size() for part in parts)
     (found,) = inspect(str(tiny / "target"))

@@ -42,7 +42,7 @@ def generate(tiny, tmp_path, capsys):
 
 
 def figures(settings):
-    return tuple(settings[name] for name in ("guidance", "temperature", "top_k", "top_p", "suffix"))
+    return tuple(settings[name] for name in ("guidance_scale", "temperature", "top_k", "top_p", "suffix"))
 
 
 def test_targets_have_published_settings(tiny):
@@ -52,7 +52,7 @@ def test_targets_have_published_settings(tiny):
 
 def test_defaults_are_the_published_settings(generate):
     assert figures(generate()[0]) == (3.0, 0.7, 0, 0.9, "")
-    assert figures(generate("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
+    assert figures(generate("--temperature", 1, "--top-k", 5, "--guidance-scale", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
 
 
 @pytest.mark.long
@@ -64,7 +64,7 @@ def test_defaults_of_the_bundled_model(generate):
 def test_images_are_reproduced_with_their_settings(generate, monkeypatch):
     """The image must be reproducible even if another version of the pack has other defaults."""
     saved, path = generate()
-    changed = [family._replace(sampling=PublishedSampling(guidance=9.0)) for family in load.FAMILIES]
+    changed = [family._replace(sampling=PublishedSampling(guidance_scale=9.0)) for family in load.FAMILIES]
     monkeypatch.setattr(load, "FAMILIES", changed)
     again, other = generate("--from-png", path, output="b.png")
     assert figures(again) == figures(saved)
@@ -101,11 +101,15 @@ def test_negative_prompts_get_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
 
     def codes(prompt, **words):
-        recipe = Recipe(Sampling(seed=3, guidance=3.0), Drafting(PLAIN), **words)
+        recipe = Recipe(Sampling(seed=3, guidance_scale=3.0), Drafting(PLAIN), **words)
         return Pipeline(target, recipe).decoding([prompt]).run().codes.tolist()
 
-    made = codes("a cat", negative="fog", suffix=SUFFIX)
-    assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")
+    made = codes("a cat", negative_prompt="fog", suffix=SUFFIX)
+    assert (
+        made
+        == codes(f"a cat{SUFFIX}", negative_prompt="fog")
+        != codes(f"a cat{SUFFIX}", negative_prompt=f"fog{SUFFIX}")
+    )
 
 
 def test_benchmarks_use_the_published_settings(tiny, tmp_path):
@@ -115,7 +119,7 @@ def test_benchmarks_use_the_published_settings(tiny, tmp_path):
     given = {name: options[name] for name in ("model", "drafter", "top_k")}
     plan = benchmark.plan(BenchmarkArgs.of(options), WorkerArgs(), given, "cpu")
     facts = benchmark.load(plan, "cpu").facts
-    assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance": 3.0}
+    assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance_scale": 3.0}
     assert facts["suffix"] == ""
 
 

@@ -29,7 +29,7 @@ PROMPT = "A red house in a grassy field under a clear blue sky."
 
 def teacher_forced(target, codes):
     """Return the logits [T, V] with guidance, after each of the T tokens of an image."""
-    return logits_after(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
+    return logits_after(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance_scale)[0, :-1]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from adt_core.app.prompts import FILES
 from adt_core.policies import CHOICES, DEFAULT, PLAIN, POLICIES
-from adt_core.version import FORMAT
+from adt_core.version import WORKFLOW_FORMAT
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "js"
@@ -42,4 +42,4 @@ def test_other_values_of_the_nodes():
     assert 'LANTERN, LANTERN_PLUS = "{1}", "{0}"'.format(*rules.groups()) in lantern
     (typed,) = texts(constant("prompts.js", "TYPED"))
     assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(FILES)
-    assert constant("format.js", "FORMAT") == str(FORMAT)
+    assert constant("format.js", "FORMAT") == str(WORKFLOW_FORMAT)

@@ -337,7 +337,7 @@ def test_settings_that_change_costs_are_learned_separately(models, cache, other)
     elif other == "drafter":
         drafter = load_drafter("jacobi", target)
     else:
-        options = {"sampling": Sampling(temperature=0) if other == "greedy" else Sampling(guidance=1)}
+        options = {"sampling": Sampling(temperature=0) if other == "greedy" else Sampling(guidance_scale=1)}
     assert decode_and_learn(target, drafter, images, **options).profile.decodings == 0
 
 

@@ -331,7 +331,7 @@ CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
 
 @pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])
 def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
-    drafting = resolve_recipe({"method": "adt-tree", "guidance": guidance}, CUDA).drafting
+    drafting = resolve_recipe({"method": "adt-tree", "guidance_scale": guidance}, CUDA).drafting
     assert drafting.settings.drafts == nodes
 
 

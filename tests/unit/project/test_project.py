@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import adt_core
-from adt_core.version import FORMAT, VERSION
+from adt_core.version import VERSION, WORKFLOW_FORMAT
 
 tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +42,7 @@ def test_requirements(dev):
 def test_version():
     assert VERSION == PROJECT["version"]
     assert f'VERSION = "{VERSION}"' in (ROOT / "js" / "preferences.js").read_text(encoding="utf-8")
-    assert f"const FORMAT = {FORMAT};" in (ROOT / "js" / "format.js").read_text(encoding="utf-8")
+    assert f"const FORMAT = {WORKFLOW_FORMAT};" in (ROOT / "js" / "format.js").read_text(encoding="utf-8")
 
 
 def test_the_public_names():

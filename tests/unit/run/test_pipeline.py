@@ -123,7 +123,7 @@ def test_errors_name_the_input_and_what_is_valid(pipe, call, message, monkeypatc
 
 def test_the_bundled_model_has_its_published_settings():
     pipeline = Pipeline.load("bundled", device="cpu")
-    assert (pipeline.recipe.sampling.temperature, pipeline.recipe.sampling.guidance) == (0.6, 2.0)
+    assert (pipeline.recipe.sampling.temperature, pipeline.recipe.sampling.guidance_scale) == (0.6, 2.0)
     assert pipeline.recipe.drafting.method == "auto" and pipeline.drafter is not None
     assert pipeline.target.decoder.dtype == torch.float32
 

@@ -135,7 +135,7 @@ def test_damaged_and_repeated_lines_are_replaced(generate):
     [
         ({"seed": 4}, "seed 0, but this run has 4"),
         ({"temperature": 0.5}, "temperature 0.7, but this run has 0.5"),
-        ({"negative": "fog"}, "negative"),
+        ({"negative_prompt": "fog"}, "negative_prompt"),
     ],
 )
 def test_images_of_other_settings_are_kept_unless_overwritten(generate, change, named):
@@ -318,28 +318,36 @@ def test_rows_have_settings_of_their_own(generate, capsys):
     """Each image is that of a command with these settings. A changed cell is another image."""
     rows = ["prompt,seed,guidance_scale,negative_prompt", "a cat,4,,", "a dog,,2.5,", "a cat,4,3,fog", "a cow,,,fog"]
     Path("list.csv").write_text("\n".join(rows), encoding="utf-8")
-    assert generate("out", prompts="list.csv", cfg=3, tokens="t.jsonl", shard="1/2")[0] == 0
-    assert generate("out", prompts="list.csv", cfg=3, **options("out"))[0] == 0
+    assert generate("out", prompts="list.csv", guidance_scale=3, tokens="t.jsonl", shard="1/2")[0] == 0
+    assert generate("out", prompts="list.csv", guidance_scale=3, **options("out"))[0] == 0
     records = [record for record, _ in contents("out").values()]
-    assert [(record["guidance"], record["negative"]) for record in records] == [
+    assert [(record["guidance_scale"], record["negative_prompt"]) for record in records] == [
         (3, ""),
         (2.5, ""),
         (3, "fog"),
         (3, "fog"),
     ]
     assert len({record["settings_key"] for record in records}) == 3
-    for number, given in enumerate([{"seed": 4}, {"cfg": 2.5}, {"seed": 4, "negative": "fog"}, {"negative": "fog"}]):
+    for number, given in enumerate(
+        [{"seed": 4}, {"guidance_scale": 2.5}, {"seed": 4, "negative_prompt": "fog"}, {"negative_prompt": "fog"}]
+    ):
         prompt = rows[number + 1].partition(",")[0]
         index = 0 if "seed" in given else number
-        usual = {"cfg": 3, "image_index": index, "tokens": f"{number}.jsonl", "prompts": None, "prompt": prompt}
+        usual = {
+            "guidance_scale": 3,
+            "image_index": index,
+            "tokens": f"{number}.jsonl",
+            "prompts": None,
+            "prompt": prompt,
+        }
         assert generate(f"{number}.png", **usual | given)[0] == 0
         assert read_lines(f"{number}.jsonl")[0]["tokens"] == records[number]["tokens"]
-    code, out, _ = generate("out", prompts="list.csv", cfg=3, **options("out"))
+    code, out, _ = generate("out", prompts="list.csv", guidance_scale=3, **options("out"))
     assert code == 0 and "4 of 4 images were already there." in out
     assert [line["image"] for line in read_lines("out/t.jsonl")] == [1, 2, 3, 4]
     Path("list.csv").write_text("\n".join(rows).replace("2.5", "2.6"), encoding="utf-8")
-    code, _, err = generate("out", prompts="list.csv", cfg=3)
-    assert code == 1 and "000002.png' was made with guidance 2.5, but this run has 2.6" in err
+    code, _, err = generate("out", prompts="list.csv", guidance_scale=3)
+    assert code == 1 and "000002.png' was made with guidance_scale 2.5, but this run has 2.6" in err
     Path("list.csv").write_text("prompt,size\na cat,33x33", encoding="utf-8")
     code, _, err = generate("sized", prompts="list.csv")
     assert code != 0 and "--prompts: in the row of '1', --size is 33x33" in err and not Path("sized").exists()
@@ -350,7 +358,7 @@ def test_rows_have_sizes_of_their_own(generate, tmp_path, interrupt):
     model = WRITERS["emu3"](tmp_path / "models")
     rows = ["prompt,size", "a cat,48x40", "a dog,", "a cow,48x40", "fog,40 x 48"]
     Path("list.csv").write_text("\n".join(rows), encoding="utf-8")
-    given = {"model": model, "drafter": "jacobi", "size": "40x48", "prompts": "list.csv", "cfg": 1}
+    given = {"model": model, "drafter": "jacobi", "size": "40x48", "prompts": "list.csv", "guidance_scale": 1}
     interrupt(2)
     assert generate("out", **given)[0] == 130
     assert generate("out", **given, **options("out"))[0] == 0

@@ -32,7 +32,7 @@ def make(models):
     """Return a pipeline with a drafter network."""
     target, drafter = models
     return Pipeline(
-        target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter
+        target, Recipe(Sampling(seed=3, guidance_scale=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter
     )
 
 
@@ -122,12 +122,12 @@ def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
     others = [
         make,
         relaxed,
-        changed(make, negative="a dog"),
+        changed(make, negative_prompt="a dog"),
         changed(make, suffix=" x"),
         changed(make, suffix=", best quality"),
         *(
             changed(make, sampling=replace(make.recipe.sampling, **change))
-            for change in ({"seed": 4}, {"guidance": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})
+            for change in ({"seed": 4}, {"guidance_scale": 3.0}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.5})
         ),
         replace(make, target=load_target(tiny / "target", dtype=torch.float32)),
         replace(make, target=load_target(tmp_path / "target", dtype=torch.float64)),
@@ -139,7 +139,7 @@ def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
     same = [
         changed(make, drafting=Drafting("adt-tree", depth=2)),
         replace(changed(make, drafting=Drafting(method="no-drafting")), drafter=None),
-        changed(make, negative="  "),
+        changed(make, negative_prompt="  "),
         changed(make, loading=Loading(model="elsewhere")),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
     ]
@@ -290,7 +290,7 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
     make = changed(
         make,
         lantern=Lantern(neighbours=5, delta=0.3),
-        negative="a dog",
+        negative_prompt="a dog",
         loading=Loading(model=str(tiny / "target")),
         drafter=str(tiny / "drafter"),
     )
@@ -307,7 +307,7 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
 
 def test_settings_for_other_programs(make, tmp_path):
     """Check the text chunk "parameters": prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
-    plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="no-drafting"))
+    plain = changed(make, negative_prompt="a dog: wet, old", drafting=Drafting(method="no-drafting"))
     make = replace(plain, drafter=None)
     run(store_of(make, tmp_path, PROMPTS[1:2]), make, batch_size=1)
     (path,) = tmp_path.iterdir()

@@ -311,7 +311,7 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
 
     Prompts from versions without a preset must keep their numbers.
     """
-    own = small.model.target.published._replace(guidance=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
+    own = small.model.target.published._replace(guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
     monkeypatch.setattr(small.model.target, "published", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
 
@@ -322,7 +322,7 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
         return json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
 
     def named(made: dict) -> list[float]:
-        return [made["sampling"][name] for name in ("guidance", "temperature", "top_k")]
+        return [made["sampling"][name] for name in ("guidance_scale", "temperature", "top_k")]
 
     made = settings(preset="model default", guidance=2.0, temperature=0.6)
     assert named(made) == [1.5, 0.7, 9] and made["suffix"] == ", by the authors"

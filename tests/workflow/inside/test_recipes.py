@@ -14,8 +14,8 @@ OPTIONS = [
     {"method": "no-drafting"},
     {"drafter": "jacobi"},
     {"lantern_delta": 0.2, "lantern_k": 50},
-    {"guidance": 1.0, "temperature": 0.5},
-    {"negative": "fog"},
+    {"guidance_scale": 1.0, "temperature": 0.5},
+    {"negative_prompt": "fog"},
 ]
 """Settings that differ from the defaults, by option name."""
 
@@ -36,10 +36,10 @@ def node_recipe(pack, model, options: dict):
     """Return the recipe of the Sampler for some options."""
     inputs = {"settings": {}, "preset": "model default"}
     for name, value in options.items():
-        if name in ("guidance", "temperature"):
-            inputs |= {name: value, "preset": "custom"}
-        elif name in ("seed", "negative"):
-            inputs[name] = value
+        if name in ("guidance_scale", "temperature"):
+            inputs |= {name.removesuffix("_scale"): value, "preset": "custom"}
+        elif name in ("seed", "negative_prompt"):
+            inputs[name.removesuffix("_prompt")] = value
         elif name == "drafter":
             (inputs["drafter"],) = pack.run("ADTTreeDrafterLoader", model=model, drafter=value)
         elif name == "lantern_delta":

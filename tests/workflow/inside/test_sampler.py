@@ -25,7 +25,7 @@ BOUNDS = {"neighbours": 10, "delta": 0.4}
         ({"settings": {"method": "adt-tree", "proposal": "top-k"}}, {}),
         ({"drafter": "jacobi"}, {}),
         ({"drafter": None, "seed": LAST_SEED}, {"sampling": {"seed": LAST_SEED}}),
-        ({"guidance": 1.5, "top_k": 40}, {"sampling": {"seed": 5, "guidance": 1.5, "top_k": 40}}),
+        ({"guidance": 1.5, "top_k": 40}, {"sampling": {"seed": 5, "guidance_scale": 1.5, "top_k": 40}}),
         ({"negative": CAR}, {"negative": CAR}),
         ({"batch_size": 3, "top_p": 0.98}, {"count": 3, "sampling": {"seed": 5, "top_p": 0.98}}),
     ],
@@ -52,7 +52,7 @@ def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
     """The images of a batch must equal a batch of the original script."""
     chosen = {"preset": preset, "noise": "upstream"}
     own = {} if preset == "custom" else small.model.target.published._asdict()
-    sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance", "top_p") if own}}
+    sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance_scale", "top_p") if own}}
     expected = small.expected(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
     np.testing.assert_array_equal(small.vectors(batch_size=2, **chosen), expected)
     assert not np.array_equal(small.vectors(batch_size=2, preset=preset), expected)
@@ -106,7 +106,7 @@ def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     The speed must not change the image.
     """
     text = "A red house."
-    own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
+    own = {"guidance": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "drafting": speed}
     latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model default")
     expected = draw(prompt=text, sampling={"seed": LAST_SEED, **own})["samples"]
