@@ -8,6 +8,7 @@ The names of the public API are imported on first use, so that `import adt_core`
   parts.
 - `load_target` returns a `Target`: the model that generates images. Its method `encode_prompt` returns an
   `EncodedPrompt`. `load_drafter` returns a drafter for a target.
+- `Pipeline.generate` returns a `Result` for each image, and `Pipeline.stream` yields a `Step` per round.
 - `Pipeline.decoding` returns a `Decoding`. Iterating over it yields one `Round` per forward pass of the target, and its
   `Trace` records all rounds.
 - `Recipe` contains all settings of an image, in the groups `Sampling`, `Drafting`, `Lantern` (relaxed acceptance of
@@ -28,16 +29,22 @@ if TYPE_CHECKING:
         Pipeline,
         PromptTooLongError,
         Recipe,
+        Result,
         Round,
         Sampling,
+        Step,
         Target,
         Trace,
+        __version__,
         load_drafter,
         load_target,
     )
 
 __all__ = [
     "Pipeline",
+    "Result",
+    "Step",
+    "__version__",
     "AdtError",
     "PromptTooLongError",
     "Sampling",

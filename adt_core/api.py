@@ -9,6 +9,8 @@ from .models.load import load_target
 from .models.target import EncodedPrompt, Target
 from .policies import Drafting
 from .recipe import Loading, Recipe
-from .run.pipeline import Pipeline
+from .run.pipeline import Pipeline, Step
+from .run.runner import Result
 from .settings import Lantern, Sampling
 from .trace import Round, Trace
+from .version import VERSION as __version__

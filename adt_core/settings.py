@@ -7,6 +7,7 @@ settings of sampling and of relaxed acceptance. Each policy in `policies/` decla
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
@@ -203,6 +204,19 @@ def text(default: str | None, help: str, metavar: str = "TEXT", **more: Any) -> 
         **more: Other fields of :class:`Option`.
     """
     return setting(default, help, kind=str, metavar=metavar, **more)
+
+
+def plain(value: Any) -> Any:
+    """Return the numbers of a value as Python's own, if they are those of NumPy, torch or another library.
+
+    Args:
+        value: Number, array, tensor, list or tuple. Any other value is returned unchanged.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value)) if isinstance(value, tuple) else list(map(plain, value))
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, int) else value
 
 
 Section = TypeVar("Section", bound="Settings")

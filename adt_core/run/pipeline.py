@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from PIL import Image
@@ -27,16 +27,26 @@ from ..errors import AdtError, Check, command, shown
 from ..models.load import find_published, load_target
 from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Recipe
+from ..settings import MAX_BATCH_SIZE, Option, plain
 from .checkpoints import default_folder
-from .jobs import JobList, PromptEntry, RowSettings
+from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
 from .png_settings import read_values
 from .previews import preview
 from .resolve import Hardware, resolve_recipe
 from .runner import Progress, Result, Runner
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import ImageOptions, ListOptions, LoadingOptions, RecipeOptions
+
 FIXED = ("model", "drafter", *Loading.fields())
 """Options that :meth:`Pipeline.load` determines."""
+_COUNTS = {
+    "batch_size": Option(1, "", int, 1, MAX_BATCH_SIZE),
+    "num_images_per_prompt": Option(1, "", int, 1, MAX_IMAGES),
+}
 
 
 class Step(NamedTuple):
@@ -55,6 +65,9 @@ class Step(NamedTuple):
     results: dict[int, Result]
     preview: Callable[[], dict[int, Image.Image]]
 
+    def __repr__(self) -> str:
+        return f"Step({self.done} of {self.total} tokens, results {self.results})"
+
 
 @dataclass(frozen=True)
 class Pipeline(Runner):
@@ -67,6 +80,10 @@ class Pipeline(Runner):
 
     given: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        sampling = self.recipe.sampling
+        return f"Pipeline({self.target.name}, drafter {self.recipe.drafter_name}, {self.recipe.drafting}, {sampling})"
+
     @classmethod
     def load(
         cls,
@@ -75,7 +92,7 @@ class Pipeline(Runner):
         device: str | torch.device = AUTO,
         dtype: str | None = None,
         weights: str | None = None,
-        **loading: Any,
+        **loading: Unpack[LoadingOptions],
     ) -> Pipeline:
         """Load a model.
 
@@ -95,7 +112,12 @@ class Pipeline(Runner):
             AdtError: If the model is not installed or can't be read, or an option is not valid.
         """
         _check_names(loading, Loading.fields())
-        given = {"model": find_model(model), "drafter": drafter and str(drafter), "dtype": dtype, "weights": weights}
+        given: dict[str, Any] = {
+            "model": find_model(model),
+            "drafter": drafter and str(drafter),
+            "dtype": dtype,
+            "weights": weights,
+        }
         given = {name: value for name, value in {**loading, **given}.items() if value is not None}
         hardware = Hardware.of(device)
         return replace(cls.of(resolve_recipe(given, hardware), hardware.device), given=given)
@@ -138,7 +160,7 @@ class Pipeline(Runner):
         saved = {**read_values(Path(path), given), **{name: str(value) for name, value in paths.items()}}
         return cls.of(resolve_recipe(saved, hardware), hardware.device).generate(saved["prompt"])
 
-    def with_options(self, **options: Any) -> Pipeline:
+    def with_options(self, **options: Unpack[ImageOptions]) -> Pipeline:
         """Return a pipeline with the same models and other settings.
 
         Args:
@@ -187,16 +209,24 @@ class Pipeline(Runner):
         return kept_of(open_rgb(Path(image), "image"), generated, self.target)
 
     @overload
-    def generate(self, prompt: str, batch_size: int = 1, check: Check | None = None, **options) -> Result: ...
+    def generate(  # type: ignore[overload-overlap]  # a text is also an iterable of texts
+        self, prompt: str, batch_size: int = 1, check: Check | None = None, **options: Unpack[ListOptions]
+    ) -> Result: ...
     @overload
     def generate(
-        self, prompt: Sequence[str], batch_size: int = 1, check: Check | None = None, **options
+        self, prompt: Iterable[str], batch_size: int = 1, check: Check | None = None, **options: Unpack[ListOptions]
     ) -> list[Result]: ...
-    def generate(self, prompt, batch_size=1, check=None, **options):
+    def generate(
+        self,
+        prompt: str | Iterable[str],
+        batch_size: int = 1,
+        check: Check | None = None,
+        **options: Unpack[ListOptions],
+    ) -> Result | list[Result]:
         """Generate one image for each text.
 
         Args:
-            prompt: A text, or a list of texts.
+            prompt: A text, or a list of texts; any iterable of texts is a list.
             batch_size: Maximum number of images that are decoded at the same time. The default is 1, because drafting
                 saves most time with one image.
             check: Cancellation callback. It is called often, and raises an exception to stop.
@@ -208,7 +238,7 @@ class Pipeline(Runner):
         Raises:
             AdtError: If a text is empty or too long, or an option is unknown or not valid.
         """
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        texts = [prompt] if isinstance(prompt, str) else _texts("prompt", prompt)
         results: dict[int, Result] = {}
         for step in self.stream(texts, batch_size, check, **options):
             results |= step.results
@@ -216,13 +246,13 @@ class Pipeline(Runner):
 
     def stream(
         self,
-        prompts: Sequence[str],
+        prompts: Iterable[str],
         batch_size: int = 1,
         check: Check | None = None,
         seed: int | Sequence[int] | None = None,
         same_noise: bool = False,
         num_images_per_prompt: int = 1,
-        **options: Any,
+        **options: Unpack[RecipeOptions],
     ) -> Generator[Step, None, None]:
         """Generate images for texts, and yield a step after every round. It can be closed at any time.
 
@@ -241,10 +271,15 @@ class Pipeline(Runner):
         """
         if isinstance(prompts, str):
             raise AdtError(f"`prompts` is the text {shown(prompts)}, but a list of texts was expected; put it in [].")
-        seeds = _seeds(seed, len(prompts))
-        pipeline = self.with_options(**options, **({} if seed is None or seeds[:1] != [None] else {"seed": seed}))
-        pipeline.check(prompts)
-        entries = [PromptEntry(str(number), text, own) for number, (text, own) in enumerate(zip(prompts, seeds), 1)]
+        texts = _texts("prompts", prompts)
+        batch_size = _count("batch_size", batch_size)
+        num_images_per_prompt = _count("num_images_per_prompt", num_images_per_prompt)
+        seeds = _seeds(plain(seed), len(texts))
+        own = seeds if isinstance(seeds, list) else [None] * len(texts)
+        common: dict[str, Any] = {} if seeds is None or seeds is own else {"seed": seeds}
+        pipeline = self.with_options(**options, **common)
+        pipeline.check(texts)
+        entries = [PromptEntry(str(number), text, seed) for number, (text, seed) in enumerate(zip(texts, own), 1)]
         jobs = JobList(entries, pipeline.recipe, num_images_per_prompt, same_noise=same_noise)
         for progress in pipeline.run(list(jobs), batch_size, check):
             if progress.decoding.trace.rounds or progress.finished:
@@ -301,15 +336,30 @@ def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
     return target.with_sources(images) if images else target
 
 
-def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int | None]:
-    """Return the seed that each text has for itself.
+def _texts(name: str, prompts: Iterable[str]) -> list[str]:
+    """Return the texts of an argument. Raise AdtError if it is not a list of texts."""
+    texts = list(prompts) if isinstance(prompts, Iterable) else [prompts]
+    wrong = [text for text in texts if not isinstance(text, str)]
+    if wrong:
+        raise AdtError(f"`{name}` contains {shown(wrong[0])}, but a text or a list of texts was expected.")
+    return texts
+
+
+def _count(name: str, value: int) -> int:
+    count = plain(value)
+    _COUNTS[name].check(name, count)
+    return count
+
+
+def _seeds(seed: Any, count: int) -> Any:
+    """Return one seed for all texts, a list with one seed per text, or None, after a check of the list.
 
     Args:
-        seed: One seed for all texts, one seed per text, or None.
+        seed: Value of the argument `seed`.
         count: Number of texts.
     """
-    if seed is None or not isinstance(seed, Sequence):
-        return [None] * count
+    if not isinstance(seed, list | tuple):
+        return seed
     if len(seed) != count:
         raise AdtError(f"`seed` has {len(seed)} seeds for {count} texts; give one for each, or one for all.")
     option = Recipe.options()["seed"]

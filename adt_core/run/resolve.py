@@ -21,6 +21,7 @@ from ..models.target import PublishedSampling
 from ..policies import DEFAULT, POLICIES, check_fit
 from ..policies.choices import expanded
 from ..recipe import AUTO, BUNDLED, Recipe
+from ..settings import plain
 from .checkpoints import default_drafter
 
 WORKING_SHARE = 1.1
@@ -76,6 +77,7 @@ def resolve_recipe(
     Raises:
         AdtError: If a value is out of bounds, or if two values contradict each other.
     """
+    given = {name: plain(value) for name, value in given.items()}
     model = given.get("model") or BUNDLED
     published = published or _published(model)
     given = expanded(given, published.lantern)

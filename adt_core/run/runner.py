@@ -61,6 +61,14 @@ class Result:
     png: bytes
     record: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        rows, columns = self.tokens.shape
+        return f"Result({shown(self.prompt)}, {rows} x {columns} tokens, tau {self.trace.report()['tau']:.2f})"
+
+    def _repr_png_(self) -> bytes:
+        """Return the image for notebooks."""
+        return self.png
+
     @property
     def image(self) -> Image.Image:
         """The image, RGB."""

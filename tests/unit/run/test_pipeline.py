@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
+from adt_core.recipe import Loading
 from adt_core.run.images import read_settings
+from adt_core.run.options import ImageOptions, LoadingOptions
+from adt_core.run.pipeline import FIXED
 from adt_core.run.previews import BLANK
 from tests.tiny import write_tiny_checkpoint
 
@@ -41,6 +45,28 @@ def test_the_image_depends_only_on_text_and_seed(pipe):
     alone = pipe.generate(TEXTS[2], seed=1, image_index=2, method="no-drafting")
     assert [result.prompt for result in first] == TEXTS
     assert first[2].tokens.equal(alone.tokens) and not alone.tokens.equal(pipe.generate(TEXTS[2], seed=2).tokens)
+
+
+def test_a_result_is_short_and_shows_its_image_in_a_notebook(pipe):
+    result = pipe.generate("a boat", method="no-drafting")
+    assert len(repr(result)) < 100 and len(repr(pipe)) < 1000 and "a boat" in repr(result)
+    assert result._repr_png_() == result.png
+
+
+def test_numbers_of_other_libraries_are_accepted(pipe):
+    """The texts may also come from a generator."""
+    seeds = np.array([4, 5])
+    options = {"top_k": torch.tensor(9), "temperature": np.float32(0.5)}
+    found = pipe.generate((text for text in TEXTS[:2]), np.int64(2), seed=seeds, **options)
+    plain = pipe.generate(TEXTS[:2], 2, seed=[4, 5], top_k=9, temperature=0.5)
+    names = "seed", "top_k", "temperature"
+    for one, other in zip(found, plain, strict=True):
+        assert one.tokens.equal(other.tokens) and all(one.record[name] == other.record[name] for name in names)
+
+
+def test_types_name_the_declared_options():
+    assert ImageOptions.__annotations__.keys() == set(Recipe.names()) - set(FIXED)
+    assert LoadingOptions.__annotations__.keys() == Loading.fields().keys() - {"model", "dtype", "weights"}
 
 
 def test_options_of_a_pipeline_made_of_loaded_models_replace_its_recipe(pipe):
@@ -109,6 +135,11 @@ def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypat
         (lambda pipe: pipe.generate(TEXTS, batch_size=0), "batch_size is 0; it must be a whole number of 1 or more"),
         (lambda pipe: next(pipe.stream("a boat")), "prompts is the text 'a boat', but a list"),
         (lambda pipe: pipe.generate("a boat", temperature=-1), "temperature is -1"),
+        (lambda pipe: pipe.generate(None), "prompt contains None, but a text"),
+        (lambda pipe: pipe.generate(["a boat", 1]), "prompt contains 1, but a text"),
+        (lambda pipe: pipe.generate("a boat", batch_size="2"), "batch_size is '2'; it must be a whole number"),
+        (lambda pipe: pipe.generate("a boat", num_images_per_prompt=2.5), "num_images_per_prompt is 2.5"),
+        (lambda pipe: pipe.generate("a boat", seed=np.float64(2.5)), "seed is 2.5"),
         (lambda pipe: pipe.generate("a boat").save("boat.jpg"), "must end in .png"),
         (lambda pipe: Pipeline.load("no such model"), "there is no file or folder 'no such model'"),
         (lambda pipe: Pipeline.load("Janus-Pro-1B"), "Janus-Pro-1B is not in .*download Janus-Pro-1B"),
