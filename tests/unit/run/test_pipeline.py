@@ -132,7 +132,7 @@ def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypat
         (lambda pipe: pipe.generate("a boat", sed=1), "There is no option 'sed'; use one of .*seed"),
         (lambda pipe: pipe.generate("a boat", dtype="float32"), "dtype is an option of Pipeline.load"),
         (lambda pipe: pipe.generate("  "), "prompt"),
-        (lambda pipe: pipe.generate(TEXTS, batch_size=0), "batch_size is 0; it must be a whole number of 1 or more"),
+        (lambda pipe: pipe.generate(TEXTS, batch_size=0), "batch_size is 0; it must be a whole number from 1 to 4096"),
         (lambda pipe: next(pipe.stream("a boat")), "prompts is the text 'a boat', but a list"),
         (lambda pipe: pipe.generate("a boat", temperature=-1), "temperature is -1"),
         (lambda pipe: pipe.generate(None), "prompt contains None, but a text"),
