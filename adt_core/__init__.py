@@ -13,6 +13,7 @@ The names of the public API are imported on first use, so that `import adt_core`
   `Trace` records all rounds.
 - `Recipe` contains all settings of an image, in the groups `Sampling`, `Drafting`, `Lantern` (relaxed acceptance of
   drafts) and `Loading`.
+- `__version__` is the version of the package.
 - `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
 
