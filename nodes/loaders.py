@@ -1,6 +1,7 @@
 """Two loader nodes: one for a target model with a CLIP and a VAE for ComfyUI's own nodes, and one for a drafter."""
 
 import logging
+import math
 
 import comfy.model_management as mm
 import torch
@@ -139,6 +140,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             check=check_cancelled,
             weights=weights,
             exact=exact,
+            device_memory=math.inf,  # ComfyUI moves the weights
         )
         decoder = manage(
             target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder

@@ -251,6 +251,9 @@ def disabled_reason(decoder: nn.Module) -> str:
     """Return why a model runs without graphs, or "" if the model runs with graphs."""
     if variable(VARIABLE) == "0":
         return f"{VARIABLE} is 0"
+    stream = getattr(decoder, "stream", None)
+    if stream is not None and not stream.pinned:
+        return "streamed weights are in memory that is not pinned"
     runtime = get_runtime()
     return runtime.capture_failure or runtime.graph_failures.get(decoder, "")
 

@@ -7,10 +7,10 @@ head has m = g * n queries. In matrix products, each of the N tokens is one row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,9 @@ from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
 from .torch_private import onednn_matmul, supports_half_matmul
+
+if TYPE_CHECKING:
+    from .streamed import LayerStream
 
 
 class LayerContext(NamedTuple):
@@ -351,12 +354,14 @@ class Decoder(nn.Module):
             starts, if float32 products of two or more rows are batch-invariant on this CPU.
         pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
             together with the weights.
+        stream: Fetches layers that are not in the memory of the device (:mod:`.streamed`); None if all are.
     """
 
     image_ids: Tensor
     exact: bool = True
     fallback: FallbackConfig | None = None
     pads_single_row: bool = False
+    stream: LayerStream | None = None
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -434,13 +439,17 @@ class Decoder(nn.Module):
         x = pad_rows(x.flatten(0, 1), tile)
         context = LayerContext.of(step, rope, self.config, tile)
         with without_cudnn():
-            for layer, layer_cache in zip(self.layers, cache.data):
+            for layer_cache, layer in zip(cache.data, self.running_layers()):
                 if check is not None:
                     check()
                 x = layer(x, context, layer_cache)
         tokens = shape[0] * shape[1]
         x = x if len(x) == tokens else x[:tokens]
         return self._by_rows(self._normed, x.view(shape), self.tile)
+
+    def running_layers(self) -> Iterable[nn.Module]:
+        """Return the layers in the order of a pass. Each is in the memory of the device until the next one."""
+        return self.layers if self.stream is None else self.stream.over(self.layers)
 
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)

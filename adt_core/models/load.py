@@ -16,6 +16,7 @@ from .quantised import check_device, quantise
 from .reading.checkpoint import Checkpoint, NoWeights
 from .reading.entries import check_entries, fill
 from .reading.paths import home_of, name_of, resolve
+from .streamed import allocate
 from .target import PublishedSampling, Target, Words
 from .torch_state import own_torch_state
 from .unsupported import refuse_kind, refuse_layout
@@ -71,6 +72,7 @@ def load_target(
     check: Check | None = None,
     weights: str | None = None,
     exact: bool = True,
+    device_memory: float | None = None,
 ) -> Target:
     """Load a target.
 
@@ -83,6 +85,8 @@ def load_target(
         check: Called before each tensor is read. It may raise an exception to cancel.
         weights: "int8", "fp8" or "int4" to quantise the transformer's matrices; None to store them in ``dtype``.
         exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).
+        device_memory: Bytes of a GPU's memory for weights and work (default: the free memory). Layers that do not fit
+            are streamed from the main memory (:mod:`.streamed`). Infinity streams none.
 
     Raises:
         AdtError: If the files are damaged, don't contain a supported model, or the device does not support the weights.
@@ -97,9 +101,7 @@ def load_target(
     image_ids = target.decoder.image_ids  # kept, because to_empty discards the values of buffers
     target.decoder.exact = exact
     _set_dtypes(target, dtype, weights)
-    for module in (target.decoder, target.codec, target.text_encoder):
-        if module is not None:
-            module.to_empty(device=device).requires_grad_(False).eval()
+    allocate(target, torch.device(device), device_memory)
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)

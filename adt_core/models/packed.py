@@ -51,6 +51,8 @@ def pack(networks: Iterable[nn.Module]) -> None:
     for _, weight in named:
         if packed(weight) is None:
             get_runtime().packed_weights.pop(id(weight), None)  # of an earlier dtype, device or value
+    if not all(weight.is_cpu for _, weight in named):
+        return  # also if only some weights are on the CPU, from which a GPU fetches them
     weights = [
         weight
         for name, weight in named

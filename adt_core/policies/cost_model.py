@@ -115,6 +115,8 @@ class CostModel:
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
         sampling: Description of the sampling settings. Gains are valid only for these settings.
         temperature: Temperature of sampling, from which gains are estimated until they are learned.
+        slowdown: How many times as long a plain round takes because layers are streamed (:mod:`..models.streamed`). It
+            divides the estimates, because drafts take no longer then.
         readings: Costs by mode and number of drafts. The entry `PLAIN_ROUND` is the time of a plain round in seconds.
         gains: Gain of each mode.
         decodings: Number of decodings from which the model has learned.
@@ -128,6 +130,7 @@ class CostModel:
     tile: int = 0
     sampling: str = ""
     temperature: float = 0.6
+    slowdown: float = 1.0
     readings: Mapping[Size, Reading] = field(default_factory=dict)
     gains: Mapping[str, Reading] = field(default_factory=dict)
     decodings: int = 0
@@ -199,7 +202,7 @@ class CostModel:
         drafting = [mode.cpu_cost if self.on_cpu else mode.gpu_cost for mode in self.modes]
         spread = CPU_SPREAD if self.on_cpu and self.images > 1 else 0
         of_modes = [x for it in drafting for x in (it.fixed + spread, it.each * self.images / step)]
-        return np.array([node * self.images / step, GPU_TILE, *of_modes])
+        return np.array([node * self.images / step, GPU_TILE, *of_modes]) / self.slowdown
 
     def _features(self, mode: str, drafts: int) -> np.ndarray:
         """Return the number by which each parameter is multiplied in the cost of a round."""

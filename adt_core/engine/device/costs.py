@@ -15,6 +15,7 @@ from statistics import mean
 
 import torch
 
+from ...models.streamed import slowdown
 from ...policies import CostProfile, Shape
 from ...policies.cost_model import PLAIN_ROUND, CostModel, RoundResult
 from ...trace import Round
@@ -117,7 +118,8 @@ class Costs:
         s = request.sampling
         sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance_scale:g}, {s.top_k}, {s.top_p:g}"
         name = profile_name(request, self._threads)
-        return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
+        slowed = slowdown(decoder, measured=request.lantern is None)
+        return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature, slowed)
 
 
 def _speedup(profile: CostProfile | None, rounds: Sequence[RoundResult]) -> float | None:
@@ -145,6 +147,8 @@ def profile_name(request: Request, threads: int) -> str:
     modes = "+".join(mode.name for mode in request.modes)
     numbers, drawn = request.loaded.cost_key()
     rows = f"{request.groups} rows, {drawn}"
+    if decoder.stream is not None:
+        model += f", {len(decoder.stream)} layers streamed"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"
     if decoder.fallback is not None and not decoder.fallback.far:
