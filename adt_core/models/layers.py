@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +46,6 @@ from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
 from .torch_private import onednn_matmul, supports_half_matmul
-
-if TYPE_CHECKING:
-    from .streamed import LayerStream
 
 
 class LayerContext(NamedTuple):
@@ -354,14 +351,14 @@ class Decoder(nn.Module):
             starts, if float32 products of two or more rows are batch-invariant on this CPU.
         pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
             together with the weights.
-        stream: Fetches layers that are not in the memory of the device (:mod:`.streamed`); None if all are.
+        stream: A :class:`.streamed.LayerStream`, if some layers are not in the memory of the device, else None.
     """
 
     image_ids: Tensor
     exact: bool = True
     fallback: FallbackConfig | None = None
     pads_single_row: bool = False
-    stream: LayerStream | None = None
+    stream: Any = None
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()

@@ -18,10 +18,9 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from itertools import cycle
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from ..memory_limit import memory_limit
 from .cache import KVCache
-from .layers import Decoder
+from .layers import Decoder, Layer
 from .target import Target
 
 ALIGNMENT = 256
@@ -228,12 +227,13 @@ def place(decoder: Decoder, device: torch.device, streamed: int = 0, pin: bool =
     spaces = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     fetches = {decoder.layers[index]: partial(_copy, spaces, flat) for index, flat in flats.items()}
     lane = CudaLane(device) if device.type == "cuda" else ThreadLane()
-    buffers = [_laid_out(decoder.layers[min(chosen)], space) for space in spaces]
+    layer = cast(Layer, decoder.layers[min(chosen)])
+    buffers = [_laid_out(layer, space) for space in spaces]
     stream = LayerStream(buffers, size, fetches, lane, pinned)
     if device.type == "cuda":
         stream.slowdown = _measured_slowdown(spaces, next(iter(flats.values())))
     if pinned:
-        weakref.finalize(stream, _unpin, list(flats.values()), device).atexit = False
+        weakref.finalize(stream, _unpin, list(flats.values()), device)
     decoder.stream = stream
 
 
@@ -322,9 +322,10 @@ def _parts(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _set(module: nn.Module, name: str, tensor: Tensor) -> None:
-    if name in module._parameters:
-        tensor = nn.Parameter(tensor, requires_grad=False)
-    setattr(module, name, tensor)
+    if name in module._buffers:
+        module.register_buffer(name, tensor)
+    else:
+        module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
@@ -352,14 +353,13 @@ def _store(layer: nn.Module, flat: Tensor) -> None:
         _set(layer, name, place)
 
 
-def _laid_out(layer: nn.Module, flat: Tensor) -> nn.Module:
+def _laid_out(layer: Layer, flat: Tensor) -> Layer:
     """Return a layer like the given one, with its tensors in flat memory."""
-    other = copy(layer)
-    other._parameters = dict(layer._parameters)
-    other._buffers = dict(layer._buffers)
-    for name, _, place in list(_slices(layer, flat)):
+    with torch.device("meta"):
+        other = Layer(layer.config)
+    for name, _, place in _slices(layer, flat):
         _set(other, name, place)
-    return other
+    return other.eval()
 
 
 def _copy(spaces: Sequence[Tensor], flat: Tensor, slot: int) -> None:
@@ -393,7 +393,8 @@ def _pin(flats: Collection[Tensor]) -> bool:
 
 
 def _unpin(flats: Collection[Tensor], device: torch.device) -> None:
-    torch.cuda.synchronize(device)
+    with suppress(RuntimeError, AssertionError):
+        torch.cuda.synchronize(device)
     _unregister(flats)
 
 
