@@ -47,7 +47,8 @@ def pipeline(drafting: Drafting, temperature: float) -> Pipeline:
 def detail(image: Image.Image, rows: int, columns: int) -> np.ndarray:
     """Return the standard deviation of the brightness (0 to 255) of the pixels of each cell, [rows * columns]."""
     pixels = np.asarray(image.convert("L"), dtype=float)
-    height, width = pixels.shape[0] // rows, pixels.shape[1] // columns
+    height = pixels.shape[0] // rows
+    width = pixels.shape[1] // columns
     cells = pixels.reshape(rows, height, columns, width).swapaxes(1, 2).reshape(rows * columns, -1)
     return cells.std(1)
 

@@ -99,7 +99,9 @@ def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
     )
 
 
-TOKENS = {(mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode)}
+TOKENS = {
+    (mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode, replayed=False)
+}
 """(mode, number of drafts) -> average number of tokens of a round."""
 
 
