@@ -145,12 +145,11 @@ class ADTTreeBatchSampler(io.ComfyNode):
         run = _prepared(**single)
         given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
         batch = _batch(run=run, given=given, folder=name)
-        remark = _draw(batch, run, batch_size, hidden)
+        records, remark = _draw(batch, run, batch_size, hidden)
         kept = message("batch.metadata") if args.disable_metadata else ""
         if remarks := join((remark, *run.notes, news(batch), kept)):
             where = message("batch.folder", folder=_shown(batch.store.folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
-        records = dict(batch.store.records())
         rows = [_row(job, records[job.number], run.pipeline.recipe.lantern is not None) for job in batch.jobs]
         settings = {name: value for name, value in run.pipeline.settings("").items() if name != "prompt"}
         left_out = [{"id": job.id, "prompt": job.prompt, "note": note} for job, note in batch.left_out.items()]
@@ -265,25 +264,32 @@ def _shown(folder: Path) -> str:
 
 
 @checked
-def _missing(batch: Batch) -> list[Job]:
-    """Return the images that are not in the folder yet."""
-    numbers = set(batch.store.missing())
-    return [job for job in batch.jobs if job.number in numbers]
+def _present(batch: Batch) -> dict[int, Mapping[str, Any]]:
+    """Return number -> record of the images that are in the folder."""
+    return {number: _without_tokens(record) for number, record in batch.store.present()}
 
 
-def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
-    """Generate and save the images that are not in the folder yet, and return a remark for the user or "".
+def _without_tokens(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record that is small enough to be kept for each image of a long list."""
+    return {name: value for name, value in record.items() if name != "tokens"}
+
+
+def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[int, Mapping[str, Any]], str]:
+    """Generate and save the images that are not in the folder yet.
 
     The progress bar and the images on the node also include the images of earlier runs.
+
+    Returns:
+        Number -> record of all images, and a remark for the user or "".
     """
     node_id = hidden.unique_id
     length = run.model.target.length
     total = len(batch.jobs) * length
     progress = Progress(total, node_id, None)
     with telling_what_is_kept(lambda: _kept(batch)):
-        missing = _missing(batch=batch)
-        waiting = {job.number for job in missing}
-        done = [job for job in batch.jobs if job.number not in waiting]
+        records = _present(batch=batch)
+        missing = [job for job in batch.jobs if job.number not in records]
+        done = [job for job in batch.jobs if job.number in records]
         earlier = len(done)
         remark = ""
         shown = 0.0
@@ -291,6 +297,7 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
             for finished in step.finished:
                 result = finished.result(metadata(hidden), **finished.listed(batch.store.identity.key))
                 batch.store.add(finished.job, result.png, result.record)
+                records[finished.job.number] = _without_tokens(result.record)
                 done.append(finished.job)
             if step.finished and time.monotonic() - shown > _SHOWN_EVERY:
                 show_images(node_id, _saved(done[-_SHOWN:], batch.store.folder))
@@ -301,8 +308,8 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> str:
             remark = step.decoding.exact.remark
     unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
     line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
-    progress.say(join((line, _relaxed(run.pipeline, batch)), ""))
-    return join((unknown, remark))
+    progress.say(join((line, _relaxed(run.pipeline, records)), ""))
+    return records, join((unknown, remark))
 
 
 def _kept(batch: Batch) -> str:
@@ -311,11 +318,11 @@ def _kept(batch: Batch) -> str:
     return message("batch.kept", done=count, count=len(batch.jobs), folder=_shown(batch.store.folder))
 
 
-def _relaxed(pipeline: Pipeline, batch: Batch) -> str:
+def _relaxed(pipeline: Pipeline, records: Mapping[int, Mapping[str, Any]]) -> str:
     """Return a text with the mean share of tokens that LANTERN replaced, or "" without LANTERN."""
     if pipeline.recipe.lantern is None:
         return ""
-    replaced = mean(record["figures"]["substitution_rate"] for _, record in batch.store.records())
+    replaced = mean(record["figures"]["substitution_rate"] for record in records.values())
     return message("batch.relaxed", share=f"{100 * replaced:.1f}")
 
 

@@ -1,10 +1,10 @@
 """Data of the acceptance map in the browser: messages with new rounds during a run, and the finished map.
 
 A round is one pass of the model, which verifies the drafts of one or several images. Messages and finished maps have
-the same header. A message also has `first`, the index of its first round in the run, and `rounds`. In `rounds`, a round
-is `[milliseconds, drafting milliseconds, record, record, ...]`. A record is the part of one image in the round: a
-list of numbers in the order of `RECORD`. js/map_model.js reads the messages. The finished map is a saved map; see
-`saved_map`.
+the same header. A message also has `first`, the index of its first round in the run, and `rounds`; the first message of
+a run also has the values of the node's inputs. In `rounds`, a round is `[milliseconds, drafting milliseconds, record,
+record, ...]`. A record is the part of one image in the round: a list of numbers in the order of `RECORD`.
+js/map_model.js reads the messages. The finished map is a saved map; see `saved_map`.
 """
 
 import base64
@@ -74,7 +74,8 @@ class LiveMap:
         self._next = math.inf  # if sending fails, this value stays, so that no further message is sent
         with decorating("the live map"):
             rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
-            send(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
+            once = {} if self._sent else {"inputs": self._inputs}
+            send(EVENT, {**self._header(), **once, "first": self._sent, "rounds": rounds}, tab)
             self._sent += len(rounds)
             self._next = now + self._interval
 
@@ -97,6 +98,7 @@ class LiveMap:
         data = pack(self._trace.rounds)
         own = {
             "data": data,
+            "inputs": self._inputs,
             "texts": texts_of(self._hidden.prompt, self._hidden.unique_id),
             "pictures": pictures,
             "thumbnails": thumbnails,
@@ -136,7 +138,6 @@ class LiveMap:
             "method": settings["method"],
             "relaxed": settings["lantern"] is not None,
             "seed": str(settings["seed"]),  # a JavaScript number cannot hold 64 bits
-            "inputs": self._inputs,
             "comparable": f"{self._decoding.target.name}, {settings['device']}, {precision}, guidance {guided}",
             "images": trace.images,
             "grid": list(trace.grid),

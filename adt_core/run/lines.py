@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from filelock import FileLock
+
 from ..errors import AdtError
-from ..files import LARGEST_JSON, add_line, bounded_lines, opened, parse_json, reason, write_with
+from ..files import LARGEST_JSON, add_line, bounded_lines, opened, parse_json, reason, refuse_links, write_with, writing
 from .jobs import Job, JobList
 from .runner import SETTINGS_KEY
 
@@ -83,6 +86,8 @@ class ImageLines:
         self._jobs = jobs
         self._identity = identity
         self.path = shard_path(path, jobs.shard)
+        # Not the file itself, because `finish` replaces it. Runs of other lists may append to the same file.
+        self._lock = FileLock(self.path.with_name(f".adt-tree-{self.path.name}.lock"))
 
     def append(self, job: Job, content: Mapping[str, Any]) -> None:
         """Append the line of an image, and flush it to the disk.
@@ -90,7 +95,8 @@ class ImageLines:
         Raises:
             AdtError: If the file cannot be written.
         """
-        add_line(self.path, json.dumps({"image": job.number, "id": job.id, **self._identity(job), **content}))
+        with self._locked():
+            add_line(self.path, json.dumps({"image": job.number, "id": job.id, **self._identity(job), **content}))
 
     def finish(self, contents: Iterable[tuple[int, Mapping[str, Any]]] = ()) -> set[int]:
         """Add missing lines, sort the lines of this list, and remove damaged and repeated ones.
@@ -102,17 +108,33 @@ class ImageLines:
         Returns:
             The images of this shard that have a line.
         """
-        places, others = self._places()
-        for number, content in contents:
-            if number not in places:
-                self.append(self._jobs.job(number), content)
-        places, others = self._places()
-        if self.path.exists():
-            own = [place for _, place in sorted(places.items()) if place.path == self.path]
-            kept = [*others, *own]
-            if [place.offset for place in kept] != [offset for offset, _ in _lines(self.path)]:
-                write_with(self.path, lambda file: _copy(kept, file))
+        with self._locked():
+            places, others = self._places()
+            for number, content in contents:
+                if number not in places:
+                    self.append(self._jobs.job(number), content)
+            places, others = self._places()
+            if self.path.exists():
+                own = [place for _, place in sorted(places.items()) if place.path == self.path]
+                kept = [*others, *own]
+                if [place.offset for place in kept] != [offset for offset, _ in _lines(self.path)]:
+                    write_with(self.path, lambda file: _copy(kept, file))
+            with suppress(OSError):  # Windows doesn't delete an open file
+                Path(self._lock.lock_file).unlink()
         return set(places)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait until no other process writes to the file, and keep others from it inside a `with` block."""
+        place = Path(self._lock.lock_file)
+        with writing(place):
+            refuse_links(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _places(self) -> tuple[dict[int, _Place], list[_Place]]:
         """Return the last valid line of each image of this shard, and the other valid lines of this run's file."""

@@ -180,30 +180,34 @@ class PngStore:
         self.check = check
 
     def missing(self) -> list[int]:
-        existing = {} if self.overwrite else existing_images(self.folder)
-        return [number for number in self.jobs.numbers if number not in existing or not self._is_present(number)]
+        present = {number for number, _ in self.present()}
+        return [number for number in self.jobs.numbers if number not in present]
 
-    def _is_present(self, number: int) -> bool:
-        """Return True if the PNG of an image is this image.
+    def present(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Check the existing images, and yield the number and the record of each.
 
         Raises:
-            AdtError: If it is another image, or damaged.
+            AdtError: If a PNG is not the image of its name, or is damaged.
         """
-        if self.check is not None:
-            self.check()
-        path = self.folder / file_name(number)
-        problem = self._problem(path, self.jobs.job(number))
-        if problem:
-            raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
-        return True
+        existing = {} if self.overwrite else existing_images(self.folder)
+        for number in self.jobs.numbers:
+            if number in existing:
+                if self.check is not None:
+                    self.check()
+                yield number, self._checked(self.folder / file_name(number), self.jobs.job(number))
 
-    def _problem(self, path: Path, job: Job) -> str:
+    def _checked(self, path: Path, job: Job) -> dict[str, Any]:
         try:
             record = read_settings(path)
+            problem = self.identity.problem(record, job)
         except AdtError as error:
-            return str(error).removeprefix(f"{path} ").partition(";")[0].rstrip(".")
-        problem = self.identity.problem(record, job)
-        return problem or ("" if is_intact(path, self.identity.of_job(job).size) else "is damaged, or has another size")
+            record = {}
+            problem = str(error).removeprefix(f"{path} ").partition(";")[0].rstrip(".")
+        if not problem and not is_intact(path, self.identity.of_job(job).size):
+            problem = "is damaged, or has another size"
+        if problem:
+            raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
+        return record
 
     def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
         write_in(self.folder, file_name(job.number), png)

@@ -79,6 +79,7 @@ def test_updates_and_history_contain_the_complete_trace(comfy, traced):
         assert records == [[*record, own] for record, own in zip(known, percent)] and all(percent)
     assert any(record["levels"] and max(record["levels"]) > 1 for one in trace["rounds"] for record in one["images"])
     assert kept["inputs"]["seed"] == "601" and kept["relaxed"] is False
+    assert [message.data.get("inputs") for message in updates] == [kept["inputs"], *[None] * (len(updates) - 1)]
     number = traced.inputs("ADTTreeSampler")["positive"][0]
     assert kept["texts"][number] == {"text": traced.prompt[number]["inputs"]["text"]} and "texts" not in updates[0].data
     (file,) = kept["pictures"]

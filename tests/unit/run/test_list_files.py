@@ -8,13 +8,17 @@ import io
 import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from filelock import FileLock
 
 from adt_core import cli, files
 from adt_core.errors import AdtError
+from adt_core.recipe import Recipe
 from adt_core.run import lines
+from adt_core.run.jobs import JobList, PromptEntry
+from adt_core.run.lines import ImageLines
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -122,6 +126,29 @@ def test_a_full_disk_loses_no_image_and_leaves_no_partial_line(generate, monkeyp
     monkeypatch.setattr(files, "_append", append)
     code, out, _ = generate(trace="t.jsonl")
     assert code == 0 and "1 of 4 images were already there." in out
+
+
+def test_lines_of_another_process_are_not_lost_while_a_file_is_sorted(tmp_path, monkeypatch):
+    """A process with another list appends while this one has read the file, and has not replaced it yet."""
+    path = tmp_path / "t.jsonl"
+    jobs = JobList([PromptEntry(str(number), "a cat") for number in (1, 2)], Recipe())
+    own, other = (ImageLines(path, jobs, lambda job, key=key: {"settings_key": key}) for key in ("own", "other"))
+    for number in (2, 1):
+        own.append(jobs.job(number), {})
+    thread = Thread(target=other.append, args=(jobs.job(1), {}))
+
+    def replace(path, fill):
+        thread.start()
+        thread.join(0.5)
+        files.write_with(path, fill)
+
+    monkeypatch.setattr(lines, "write_with", replace)
+    own.finish()
+    thread.join()
+    other.finish()
+    found = [(line["settings_key"], line["image"]) for line in read_lines(path)]
+    assert sorted(found) == [("other", 1), ("own", 1), ("own", 2)]
+    assert [file.name for file in tmp_path.iterdir()] == ["t.jsonl"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs os.write")

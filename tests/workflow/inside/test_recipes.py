@@ -87,7 +87,8 @@ def test_a_cancelled_batch_is_continued_by_the_command_and_by_the_node(pack, sma
     prompts = ["a cat", "a boat", "a cat", "a red house"]
     batch = {"model": [small.model], "prompts": prompts, "seed": [5], "batch_size": [1], "seed_mode": [seed_mode]}
     whole, *_ = pack.run("ADTTreeBatchSampler", **batch, folder=[f"whole {seed_mode}"])
-    store = pack.package(".adt_core.run.store").PngStore
+    stores = pack.package(".adt_core.run.store")
+    store = stores.PngStore
     add = store.add
 
     def cancelled_after_two(self, job, png, record):
@@ -109,7 +110,11 @@ def test_a_cancelled_batch_is_continued_by_the_command_and_by_the_node(pack, sma
     words += ["--drafter", "jacobi", "--device", "cpu", *(["--same-noise"] if seed_mode == "same" else [])]
     assert cli.main(words) == 0
     assert len(list(folder.glob("*.png"))) == 3
+    read = []
+    reader = stores.read_settings
+    monkeypatch.setattr(stores, "read_settings", lambda path: read.append(path.name) or reader(path))
     images, *_ = pack.run("ADTTreeBatchSampler", **batch, folder=[f"cancelled {seed_mode}"])
+    assert read == ["000001.png", "000002.png", "000003.png"], "the record of an image is read once"
     assert torch.equal(images, whole) and len(list(folder.glob("*.png"))) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before, "an image was generated twice"
     (complete,) = pack.base.glob(f"output/adt_tree_batches/whole-{seed_mode.replace(' ', '-')}-*")
