@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ..engine import graphs
-from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
 from ..errors import Check
 from ..kernels import choice, first_use
@@ -23,6 +22,7 @@ from ..messages import Message, join, message
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.load import find_published
+from ..models.streamed import free_bytes
 from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES

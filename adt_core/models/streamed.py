@@ -13,6 +13,7 @@ captured as part of a CUDA graph. Such copies need page-locked ("pinned") memory
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -251,8 +252,7 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
         module.requires_grad_(False).eval()
     count = 0
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        count = _needed_count(target, free if device_memory is None else device_memory)
+        count = _needed_count(target, free_bytes(device) if device_memory is None else device_memory)
         check_main_memory(target.name, count * layer_bytes(target.decoder), memory_limit().bytes)
     for module in others:
         module.to_empty(device=device)
@@ -260,6 +260,14 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
         place(target.decoder, device, count)
     else:
         target.decoder.to_empty(device=device)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _needed_count(target: Target, memory: float) -> int:

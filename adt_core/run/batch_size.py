@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import psutil
 
-from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, free_bytes, required_bytes
+from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, required_bytes
 from ..errors import AdtError
 from ..memory_limit import memory_limit
+from ..models.streamed import free_bytes
 from .runner import Runner
 
 CPU_BATCH_SIZE = 8

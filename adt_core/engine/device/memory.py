@@ -7,8 +7,6 @@ continues with fewer images at a time.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ...errors import AdtError
@@ -181,11 +179,3 @@ def usable_bytes(limit: MemoryLimit) -> int:
         limit: Main memory that the process may use.
     """
     return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))
-
-
-def free_bytes(device: torch.device) -> float:
-    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices."""
-    if device.type != "cuda":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
