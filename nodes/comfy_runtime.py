@@ -29,7 +29,7 @@ from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from ..adt_core.models.layers import Decoder
 from ..adt_core.run.previews import Previews, PreviewSchedule
-from ..adt_core.run.resolve import Hardware
+from ..adt_core.run.resolve import Hardware, has_bfloat16
 from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"
@@ -77,9 +77,11 @@ def without_roots(text: str) -> str:
 
 
 def hardware() -> Hardware:
-    """Return the device of ComfyUI's models, and the precisions that ComfyUI uses on it."""
+    """Return the device of ComfyUI's models. The rule for bfloat16 is that of the command line."""
     device = mm.get_torch_device()
-    return Hardware(device, mm.should_use_bf16(device), mm.should_use_fp16(device), mm.get_total_memory(device))
+    is_known = device.type in ("cpu", "cuda", "mps") and not args.force_fp32
+    bfloat16 = has_bfloat16(device) if is_known else mm.should_use_bf16(device)
+    return Hardware(device, bfloat16, mm.should_use_fp16(device), mm.get_total_memory(device))
 
 
 def refusal(make: Callable, **values) -> bool | str:

@@ -18,7 +18,7 @@ from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
 from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
 from . import folders
 from .clip_and_vae import cropped, read_prompt, read_sources, to_image, to_picture
-from .comfy_runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
+from .comfy_runtime import Progress, check_cancelled, drop_unused_results, hardware, loaded, manage, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
 from .schema import Tooltips, schema
@@ -90,12 +90,11 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         if if_missing == DOWNLOAD and transformer == PUBLISHED:
             _download_missing(cls.hidden.unique_id)
         path = _transformer(transformer)
-        device = mm.get_torch_device()
         if path is None:
             tell(message("model.missing", model=transformer), logging.ERROR)
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
-        half = device.type != "cpu" and mm.should_use_bf16(device)
+        half = hardware().bfloat16
         pipeline = glm_pixels.load(
             Path(path),
             _file("text_encoder", "text_encoders", text_encoder),

@@ -8,6 +8,7 @@ the device is chosen here.
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -51,12 +52,24 @@ class Hardware(NamedTuple):
             device: As in :func:`choose_device`.
         """
         chosen = choose_device(device)
-        if chosen.type != "cuda":
-            return cls(chosen, float16=chosen.type != "cpu")
-        major, _ = torch.cuda.get_device_capability(chosen)
-        is_amd = torch.version.hip is not None
-        _, total = torch.cuda.mem_get_info(chosen)
-        return cls(chosen, bfloat16=major >= 8 or is_amd, float16=True, memory=total)
+        total = torch.cuda.mem_get_info(chosen)[1] if chosen.type == "cuda" else math.inf
+        return cls(chosen, has_bfloat16(chosen), chosen.type != "cpu", total)
+
+
+OLD_AMD = ("gfx8", "gfx900", "gfx906", "gfx10")
+"""Beginnings of the names of AMD's architectures that emulate bfloat16: those up to RDNA 2, except for CDNA."""
+MACOS_WITH_BFLOAT16 = 14
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes in bfloat16 without emulation. ComfyUI has the same rule for these devices."""
+    if device.type == "mps":
+        return int(platform.mac_ver()[0].partition(".")[0] or 0) >= MACOS_WITH_BFLOAT16
+    if device.type != "cuda":
+        return False
+    if torch.version.hip is not None:
+        return not torch.cuda.get_device_properties(device).gcnArchName.startswith(OLD_AMD)
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def resolve_recipe(

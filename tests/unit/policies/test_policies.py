@@ -13,6 +13,7 @@ from adt_core import AdtError, Drafting, Sampling
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
+from adt_core.run import resolve
 from adt_core.run.resolve import Hardware, resolve_recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
@@ -327,6 +328,29 @@ def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
 
 
 CUDA = Hardware(torch.device("cuda"), bfloat16=True, float16=True)
+
+
+@pytest.mark.parametrize(
+    "kind, facts, expected",
+    [
+        ("cpu", {}, False),
+        ("mps", {"macos": "13.6.1"}, False),
+        ("mps", {"macos": "14.0"}, True),
+        ("cuda", {"major": 7}, False),
+        ("cuda", {"major": 8}, True),
+        ("cuda", {"amd": "gfx1030"}, False),
+        ("cuda", {"amd": "gfx906:sramecc+:xnack-"}, False),
+        ("cuda", {"amd": "gfx90a:sramecc+:xnack-"}, True),
+        ("cuda", {"amd": "gfx1100"}, True),
+    ],
+)
+def test_devices_with_bfloat16(monkeypatch, kind, facts, expected):
+    monkeypatch.setattr(resolve.platform, "mac_ver", lambda: (facts.get("macos", ""), ("", "", ""), ""))
+    monkeypatch.setattr(torch.version, "hip", "6.4" if "amd" in facts else None)
+    properties = SimpleNamespace(gcnArchName=facts.get("amd"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (facts.get("major", 9), 0))
+    assert resolve.has_bfloat16(torch.device(kind)) is expected
 
 
 @pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])

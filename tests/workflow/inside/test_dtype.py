@@ -21,9 +21,9 @@ def chosen(pack, monkeypatch):
 
     def choose(has_bfloat16, memory, model=SMALL, weights=None):
         path = model if model == "bundled" else str(pack.base / "models" / "ar_image" / model)
+        monkeypatch.setattr(pack.package(".nodes.comfy_runtime"), "has_bfloat16", lambda device: has_bfloat16)
         for name, value in {
             "get_torch_device": torch.device("cuda"),
-            "should_use_bf16": has_bfloat16,
             "should_use_fp16": True,
             "get_total_memory": memory,
         }.items():
