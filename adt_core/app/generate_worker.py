@@ -160,7 +160,9 @@ class GenerateWorker:
             batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
         request = pipeline.decoding(["x"]).request
         tokens = target.length - int(request.kept.given.sum())
-        return GenerateFacts(methods * tokens, batch_size, Identity.of(pipeline), request.settings(), notes)
+        is_recognised = self._plan.is_list or any((args.files.tokens, args.files.trace, args.files.report))
+        identity = Identity.of(pipeline, has_key=is_recognised)
+        return GenerateFacts(methods * tokens, batch_size, identity, request.settings(), notes)
 
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.

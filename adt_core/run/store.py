@@ -89,11 +89,12 @@ class Identity:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, pipeline: Runner, check: Check | None = None) -> Identity:
-        """Return the identity of a pipeline's images. The first time, this reads all weights.
+    def of(cls, pipeline: Runner, check: Check | None = None, has_key: bool = True) -> Identity:
+        """Return the identity of a pipeline's images.
 
         Args:
             check: Cancellation callback, or None.
+            has_key: Whether to compute the digest, which reads all weights the first time; else it is "".
         """
         target = pipeline.target
         rows, columns = target.grid
@@ -101,7 +102,8 @@ class Identity:
         values = pipeline.settings("")
         compared = {name: values[name] for name in ("model_name", *Recipe.names()) if name in values}
         settings = {name: value for name, value in compared.items() if name not in _UNCOMPARED}
-        return cls(settings_key(pipeline, check), size, target.grid, target.num_codes, settings)
+        key = settings_key(pipeline, check) if has_key else ""
+        return cls(key, size, target.grid, target.num_codes, settings)
 
     def of_job(self, job: Job) -> Identity:
         """Return the properties of an image, which may have settings of its own."""

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from adt_core import Recipe, cli
+from adt_core.run import store
 from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -72,6 +73,14 @@ def test_output_files(generate):
     assert len(decodings) == 1 and len(decodings[0]["rounds"]) == report["target_forwards"]
     with Image.open("deep/er/a.png") as image:
         assert image.size == (32, 32)
+
+
+def test_a_single_image_without_lines_reads_no_weights_again(generate, monkeypatch):
+    hashed = []
+    settings_key = store.settings_key
+    monkeypatch.setattr(store, "settings_key", lambda *given: hashed.append(given) or settings_key(*given))
+    assert generate(output="one.png")[0] == 0 and not hashed
+    assert generate(output="one.png", tokens="t.jsonl")[0] == 0 and len(hashed) == 1
 
 
 def test_several_images_are_numbered_and_reproducible(generate):
