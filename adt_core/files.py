@@ -364,9 +364,10 @@ def refuse_links(path: Path) -> None:
 def add_line(path: Path, line: str) -> None:
     """Append a line to a file in a folder of this pack, and flush it to the disk.
 
-    Several processes may append to the same file. A process that is killed while it writes can leave an incomplete
-    line. The next line is then joined to the incomplete line, and cannot be read. In this case, this function writes
-    its line a second time. If the disk is full, the part of the line that was written is removed again.
+    Several processes may append to the same file. A process that is killed while it writes can leave a line without
+    its end. This function ends such a line first. If another process leaves one at the same moment, the two lines are
+    joined and cannot be read. In this case, this function writes its line a second time. If the disk is full, the part
+    of the line that was written is removed again.
 
     Args:
         path: The file. It is created if it does not exist.
@@ -379,12 +380,18 @@ def add_line(path: Path, line: str) -> None:
     with writing(path):
         refuse_links(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not _begins_line(path, path.stat().st_size):
+            _append(path, b"\n")
         start = _append(path, content)
-        with opened(path) as file:
-            file.seek(max(0, start - 1))
-            is_complete = start == 0 or file.read(1) == b"\n"
+        is_complete = _begins_line(path, start)
     if not is_complete:
         add_line(path, line)
+
+
+def _begins_line(path: Path, offset: int) -> bool:
+    with opened(path) as file:
+        file.seek(max(0, offset - 1))
+        return offset == 0 or file.read(1) == b"\n"
 
 
 def _append(path: Path, content: bytes) -> int:
