@@ -28,7 +28,7 @@ from .clip_and_vae import read_prompt, read_sources, text_encoder
 from .comfy_runtime import check_cancelled, hardware, loaded, preview_side, tell
 from .drafting import AUTO, check_same_model, drafting_options, own_drafter, own_path
 from .latent import read_codes
-from .schema import widget
+from .schema import NUMBERS, widget
 from .sockets import LoadedDrafter, LoadedModel
 
 _PROMPT = "Prompt"
@@ -36,8 +36,6 @@ _NEGATIVE_PROMPT = "Negative prompt"
 
 OWN, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NUMBERS = {"guidance": "guidance_scale", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
-"""Input id of each sampling parameter that a preset determines -> field of `Sampling`."""
 NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
 """Value of the input `noise` -> `Sampling.noise`."""
 

@@ -32,6 +32,10 @@ TOOLTIPS = {
 """Tooltips of inputs with the same meaning in several nodes, by id. A node can have its own."""
 
 
+NUMBERS = {"guidance": "guidance_scale", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+"""Input id of each sampling parameter that a preset determines -> field of `Sampling`."""
+
+
 class Tooltips(NamedTuple):
     """Tooltips of a node, by the id of the input or the display name of the output.
 

@@ -17,7 +17,7 @@ from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
 from .comfy_runtime import tell, without_roots
-from .schema import default, input_ids
+from .schema import NUMBERS, default, input_ids
 
 ModelSocket = io.Custom("ADT_MODEL")
 DrafterSocket = io.Custom("ADT_DRAFTER")
@@ -115,7 +115,7 @@ def checked(function: Callable) -> Callable:
     ComfyUI does not check everything in API prompts: a socket may get a literal value of any type, and an input that
     the node does not have may get a link. Arguments are checked as follows:
 
-    - `**sampling` in the signature accepts the fields of `Sampling`.
+    - `**sampling` in the signature accepts the fields of `Sampling`, with the names of `NUMBERS`.
     - If a prompt omits a required argument of `execute`, the argument gets its default from the node's schema.
     - The result of `execute` names ignored inputs, see `with_warning`.
     - Without ComfyUI's queue, as in exported scripts, `cls.hidden` has empty values.
@@ -131,7 +131,8 @@ def checked(function: Callable) -> Callable:
     parameters = signature(function).parameters
     names = {*parameters}
     needed = {name for name, this in parameters.items() if this.default is this.empty}
-    names |= Sampling.fields().keys() if "sampling" in names else set()
+    if "sampling" in names:
+        names |= Sampling.fields().keys() - set(NUMBERS.values()) | set(NUMBERS)
 
     @wraps(function)
     def wrapper(*args, **inputs):

@@ -25,7 +25,8 @@ def test_image_of_a_small_model_equals_the_engines(comfy, graph):
     """The Sampler node drafts with its default settings; the engine decodes without drafts."""
     graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
     (image,) = images(comfy, comfy.run(graph.prompt))
-    numbers = {name: graph.inputs("ADTTreeSampler")[name] for name in ("seed", "guidance", "temperature")}
+    given = graph.inputs("ADTTreeSampler")
+    numbers = {"seed": given["seed"], "guidance_scale": given["guidance"], "temperature": given["temperature"]}
     folders = {"model": ("ar_image", TINY), "network": ("ar_image_drafters", SMALL)}
     places = {name: str(comfy.base.joinpath("models", *place)) for name, place in folders.items()}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers, **places)["images"]
@@ -37,7 +38,7 @@ def test_image_equals_the_engines(comfy, graph):
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
     graph.prompt[graph.id("ADTTreeSampler")]["inputs"] = links
     (image,) = images(comfy, comfy.run(graph.prompt))
-    own = {"guidance": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
+    own = {"guidance_scale": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling={"seed": 0, **own})["images"]
     np.testing.assert_array_equal(image, expected[0])
     assert image.std() > 20, "the image is nearly uniform"

@@ -106,7 +106,7 @@ def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     The speed must not change the image.
     """
     text = "A red house."
-    own = {"guidance": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
+    own = {"guidance_scale": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "drafting": speed}
     latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model default")
     expected = draw(prompt=text, sampling={"seed": LAST_SEED, **own})["samples"]
