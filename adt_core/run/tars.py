@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from ..errors import AdtError, pip_install
 from ..files import inside, is_link, opened, parse_json, read_text, to_json, write_in, write_in_with
 from ..untrusted_tar import small_members
+from .folder_lock import FolderLock
 from .images import read_settings
 from .jobs import Job, JobList
 from .store import Identity, PngStore, existing_images, file_name, stem
@@ -83,10 +83,10 @@ class TarStore(PngStore):
         self._waiting: set[int] = set()  # finished images that are in no tar yet
         self._missing: dict[int, set[int]] = {}  # by the number of the tar
         self._counts: dict[Path, int] = {}  # number of images in each tar
-        self._lock = FileLock(folder / f".adt-tree-{'-of-'.join(map(str, jobs.shard))}.lock")
+        self._lock = FolderLock(folder, f".adt-tree-{'-of-'.join(map(str, jobs.shard))}.lock")
 
     def missing(self) -> list[int]:
-        self._take()
+        self._lock.take()  # until the process ends, or `finish` is called
         if self.overwrite:
             for path in self._tars():
                 if self._has_images_of_this_run(path):
@@ -99,16 +99,6 @@ class TarStore(PngStore):
         for number in missing:
             self._missing.setdefault(self._tar(number), set()).add(number)
         return missing
-
-    def _take(self) -> None:
-        """Take the lock of this shard. It is held until the process ends or :meth:`finish` is called."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise AdtError(
-                f"`output`: another process is writing this list to '{self.folder}'; wait for it, or end it."
-            ) from error
 
     def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
         super().add(job, png, record)
@@ -126,7 +116,6 @@ class TarStore(PngStore):
             with suppress(OSError):  # other shards have images there
                 folder.rmdir()
         self._lock.release()
-        Path(self._lock.lock_file).unlink(missing_ok=True)
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         found = {number: record for path in self._tars() for number, record in self._numbered(path)}

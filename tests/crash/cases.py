@@ -202,6 +202,10 @@ class Batch(Case):
         self._server = Comfy(NEWEST, base, PACKS)
         self._command = self._server.command
 
+    def add_options(self, *options: str) -> None:
+        """Start the server with further options."""
+        self._server.options += options
+
     def run(self, check: Check, after: float = TIMEOUT, fault: tuple[str, int] | None = None) -> bool:
         python, *rest = self._command()
         faults = [str(FAULTS), *map(str, fault)] if fault else []

@@ -2,9 +2,11 @@
 
 import json
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from small import SMALL
 
 import adt_core
 from adt_core import Recipe
@@ -21,6 +23,21 @@ def _models(model: str, network: str) -> tuple:
 def draw(**asked) -> dict[str, np.ndarray]:
     """Return the result of :func:`_draw`. Results are cached by their arguments."""
     return _drawn(json.dumps(asked, sort_keys=True))
+
+
+def draw_graph(base: Path, graph, model: str) -> np.ndarray:
+    """Return the image [H, W, 3] of a text-to-image graph whose Sampler has the drafter `SMALL`, drawn without drafts.
+
+    Args:
+        base: ComfyUI's base folder, which contains the models.
+        graph: The graph.
+        model: Name of the folder of the graph's model.
+    """
+    given = graph.inputs("ADTTreeSampler")
+    sampling = {"seed": given["seed"], "guidance_scale": given["guidance"], "temperature": given["temperature"]}
+    places = {"model": base / "models" / "ar_image" / model, "network": base / "models" / "ar_image_drafters" / SMALL}
+    prompt = graph.inputs("CLIPTextEncode")["text"]
+    return draw(prompt=prompt, sampling=sampling, **{name: str(place) for name, place in places.items()})["images"][0]
 
 
 @cache

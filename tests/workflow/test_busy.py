@@ -2,11 +2,16 @@
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import pytest
 from comfy_server import NEWEST, PACKS, Comfy, Failed
+from images import images
+from reference import draw_graph
+from small import SMALL
 
 from tests.hub import COMMIT, Hub
 from tests.hub_models import JANUS, publish
@@ -16,29 +21,44 @@ LIMIT = 1.0
 """Longest time in seconds until the server answers another request."""
 
 
+@dataclass
+class Watch:
+    """What a server did while a block ran.
+
+    Attributes:
+        silence: Longest time in seconds until it answered a request.
+        growth: Highest growth of its resident memory in bytes.
+    """
+
+    silence: float = 0.0
+    growth: int = 0
+
+
 @contextmanager
 def answering(comfy):
     """Ask the server for its state again and again in the block. Check that it always answers within `LIMIT`."""
-    longest = 0.0
+    watch = Watch()
     is_over = threading.Event()
+    process = psutil.Process(comfy.process.pid)
+    before = process.memory_info().rss
 
     def ask():
-        nonlocal longest
         while not is_over.is_set():
             began = time.monotonic()
             comfy.get("/system_stats")
-            longest = max(longest, time.monotonic() - began)
+            watch.silence = max(watch.silence, time.monotonic() - began)
+            watch.growth = max(watch.growth, process.memory_info().rss - before)
             time.sleep(0.02)
 
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        yield
+        yield watch
     finally:
         is_over.set()
         asking.join()
-    print(f"longest silence: {longest:.2f} s")
-    assert longest < LIMIT
+    print(f"longest silence: {watch.silence:.2f} s, memory: {watch.growth / 1e6:.0f} MB")
+    assert watch.silence < LIMIT
 
 
 @pytest.mark.smoke
@@ -57,6 +77,32 @@ def test_a_prompt_with_many_samplers(comfy, graph):
         prompt_id = comfy.queue(prompt, extra_pnginfo={"workflow": workflow})
         comfy.post("/queue", {"delete": [prompt_id]})
         comfy.post("/interrupt", {})
+
+
+@pytest.mark.long
+@pytest.mark.small_models
+def test_64_clients(comfy, graph):
+    """Each client receives its own messages only, and the image of its seed. Every fourth client gives up."""
+    clients = 64
+    expected = [draw_graph(comfy.base, graph.set("ADTTreeSampler", seed=seed), SMALL) for seed in range(clients)]
+    comfy.run(graph.set("ADTTreeSampler", seed=clients).prompt)  # loads the model
+    with ExitStack() as stack, answering(comfy):
+        browsers = [stack.enter_context(comfy.socket()) for _ in range(clients)]
+        queued = []
+        for seed, browser in enumerate(browsers):
+            graph.set("ADTTreeSampler", seed=seed)
+            queued.append(comfy.queue(graph.prompt, browser.id))
+        given_up = queued[3::4]
+        comfy.post("/queue", {"delete": given_up})
+        for seed, (browser, prompt_id) in enumerate(zip(browsers, queued, strict=True)):
+            if prompt_id in given_up:
+                continue
+            (image,) = images(comfy, comfy.wait(prompt_id))
+            np.testing.assert_array_equal(image, expected[seed])
+            browser.wait_for(lambda message: message.type == "execution_success")
+    for prompt_id, browser in zip(queued, browsers, strict=True):
+        theirs = {m.data["prompt_id"] for m in browser.messages if m.type == "executing" and m.data.get("node")}
+        assert theirs == {prompt_id} - {*given_up}
 
 
 @pytest.mark.smoke

@@ -2,24 +2,12 @@
 
 import json
 
-import psutil
 import pytest
 from test_busy import answering, prompts
 
 MOST_MEMORY = 200e6
 """Maximum growth of the server's memory in bytes."""
 pytestmark = pytest.mark.smoke
-
-
-class _Memory:
-    """Growth of a server's resident memory in bytes, since the start of the block and at its peak."""
-
-    def __init__(self, comfy):
-        self._process = psutil.Process(comfy.process.pid)
-        self._before = self._process.memory_info().rss
-
-    def growth(self):
-        return self._process.memory_info().rss - self._before
 
 
 def listed(number: int, file: str) -> dict:
@@ -35,19 +23,18 @@ def test_fifty_lists_of_line_ends_in_one_prompt(comfy):
     """Validation read the file once per node, which took 0.4 s each."""
     file = comfy.base / "input" / "ends.txt"
     file.write_bytes(b"\n" * (128 * 2**10 - 8) + b"a cat")
-    with answering(comfy):
+    with answering(comfy) as watch:
         comfy.post("/queue", {"delete": [comfy.queue(listed(50, file.name))]})
         comfy.post("/interrupt", {})
+    assert watch.growth < MOST_MEMORY
 
 
 def test_a_list_of_25_mib_of_line_ends(comfy):
     file = comfy.base / "input" / "many.txt"
     file.write_bytes(b"\n" * (25 * 2**20) + b"a cat")
-    memory = _Memory(comfy)
-    with answering(comfy):
+    with answering(comfy) as watch:
         comfy.run(listed(1, file.name))
-    print(f"memory: {memory.growth() / 1e6:.0f} MB")
-    assert memory.growth() < MOST_MEMORY
+    assert watch.growth < MOST_MEMORY
 
 
 def test_an_id_of_tabs_in_a_batch_report(comfy, graph):
@@ -61,9 +48,9 @@ def test_an_id_of_tabs_in_a_batch_report(comfy, graph):
     inputs = {"model": [loader, 0], "prompts": ["list", 0], "ids": ["list", 1]}
     prompt["batch"] = {"class_type": "ADTTreeBatchSampler", "inputs": inputs}
     prompt["report"] = {"class_type": "ADTTreeBatchReport", "inputs": {"results": ["batch", 2]}}
-    with answering(comfy):
+    with answering(comfy) as watch:
         outputs = comfy.run(prompt)
-    assert outputs
+    assert outputs and watch.growth < MOST_MEMORY
 
 
 def test_a_long_text_at_an_unknown_input(comfy, graph):
@@ -72,9 +59,7 @@ def test_a_long_text_at_an_unknown_input(comfy, graph):
     sampler = graph.id("ADTTreeSampler")
     graph.prompt[sampler]["inputs"]["unknown"] = "x" * 20_000_000
     graph.prompt[sampler]["inputs"]["seed"] = 70
-    memory = _Memory(comfy)
-    with answering(comfy):
+    with answering(comfy) as watch:
         outputs = comfy.run(graph.prompt)
     assert len(json.dumps(outputs)) < 1e6
-    print(f"memory: {memory.growth() / 1e6:.0f} MB")
-    assert memory.growth() < MOST_MEMORY
+    assert watch.growth < MOST_MEMORY

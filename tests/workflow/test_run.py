@@ -11,8 +11,8 @@ import pytest
 from images import images
 from messages import PREVIEWS, lines_under
 from PIL import Image
-from reference import draw
-from small import SMALL, TINY
+from reference import draw, draw_graph
+from small import TINY
 
 from adt_core.models.load import BUNDLED_SAMPLING
 
@@ -25,12 +25,7 @@ def test_image_of_a_small_model_equals_the_engines(comfy, graph):
     """The Sampler node drafts with its default settings; the engine decodes without drafts."""
     graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
     (image,) = images(comfy, comfy.run(graph.prompt))
-    given = graph.inputs("ADTTreeSampler")
-    numbers = {"seed": given["seed"], "guidance_scale": given["guidance"], "temperature": given["temperature"]}
-    folders = {"model": ("ar_image", TINY), "network": ("ar_image_drafters", SMALL)}
-    places = {name: str(comfy.base.joinpath("models", *place)) for name, place in folders.items()}
-    expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling=numbers, **places)["images"]
-    np.testing.assert_array_equal(image, expected[0])
+    np.testing.assert_array_equal(image, draw_graph(comfy.base, graph, TINY))
 
 
 def test_image_equals_the_engines(comfy, graph):

@@ -39,6 +39,7 @@ from ...models.target import Target, suffixed
 from ...policies import PLAIN
 from ...recipe import Recipe
 from ...run.checkpoints import model_files
+from ...run.folder_lock import FolderLock
 from ...run.images import check_outputs
 from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, choose_device, resolve_recipe
@@ -269,22 +270,23 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
         The trainer with the trained drafter and the log.
 
     Raises:
-        AdtError: If the disk has too little space.
+        AdtError: If the disk has too little space, or another process trains in the output folder.
     """
     drafter = make_drafter(target, _load_network("start", plan.training.start, target))
-    write_in(plan.folder, "settings.json", to_json(plan.settings))
-    images = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
-    trainer = Trainer(target, images, plan, drafter)
-    try:
-        if trainer.run.fraction < 1:
-            callback.on_estimate(trainer.estimate(callback.check))
-        trainer.create_images(callback)
-        trainer.train(callback)
-    except BaseException:
-        total = len(plan.prompts)
-        callback.on_stop(total - len(images.missing), total, trainer.run.saved_step)
-        raise
-    return trainer
+    with FolderLock(plan.folder, ".adt-tree.lock"):
+        write_in(plan.folder, "settings.json", to_json(plan.settings))
+        images = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
+        trainer = Trainer(target, images, plan, drafter)
+        try:
+            if trainer.run.fraction < 1:
+                callback.on_estimate(trainer.estimate(callback.check))
+            trainer.create_images(callback)
+            trainer.train(callback)
+        except BaseException:
+            total = len(plan.prompts)
+            callback.on_stop(total - len(images.missing), total, trainer.run.saved_step)
+            raise
+        return trainer
 
 
 def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter | None:

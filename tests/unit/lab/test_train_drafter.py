@@ -19,6 +19,7 @@ from adt_core.lab.training import checkpoint
 from adt_core.lab.training import drafter as command
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.unroll import read, unroll
+from adt_core.run.folder_lock import FolderLock
 from tests.command import words
 from tests.drafted import run
 from tests.layouts.families import LAYOUTS, SIZES, WRITERS
@@ -266,6 +267,14 @@ def test_an_interrupted_run_has_the_same_weights(train, tmp_path, monkeypatch):
     assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
     written = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("complete", "out")]
     assert written[0] == written[1]
+
+
+def test_two_processes_do_not_train_in_one_folder(train, tmp_path):
+    """The second training to end replaced the drafter of the first."""
+    with FolderLock(tmp_path / "out" / "training", ".adt-tree.lock"):
+        code, _, err = train()
+        assert code == 1 and f"another process is writing to '{tmp_path / 'out' / 'training'}'" in err
+    assert train()[0] == 0 and not list(tmp_path.rglob("*.lock"))
 
 
 def test_a_finished_run_repeats_its_summary(train):

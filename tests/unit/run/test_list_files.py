@@ -211,7 +211,7 @@ def test_two_processes_do_not_pack_the_same_tars(generate):
     Path("out").mkdir()
     with FileLock("out/.adt-tree-1-of-1.lock"):
         code, _, err = generate(format="webdataset")
-        assert code == 1 and "another process is writing this list to 'out'" in err
+        assert code == 1 and "another process is writing to 'out'" in err
     assert generate(format="webdataset")[0] == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["00000.tar", "index.json"]
 

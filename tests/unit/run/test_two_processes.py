@@ -63,6 +63,7 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["generate", "benchmark"])
 def test_two_commands_in_one_folder(tmp_path, name):
+    """Two processes may write PNGs, lines, reports and benchmarks. For tars and trainings, see `FolderLock`."""
     case = CASES[name](tmp_path / name)
     assert not case.run(lambda: None)
     expected = case.final_result()
@@ -73,3 +74,19 @@ def test_two_commands_in_one_folder(tmp_path, name):
     assert case.results() and not case.partial_files()
     assert not case.run(lambda: None)  # this run reads the results of both processes
     assert case.final_result() == expected
+
+
+@pytest.mark.long
+def test_two_servers_write_one_batch(tmp_path):
+    """Two ComfyUI servers with the same output folder draw the same list."""
+    first = CASES["batch"](tmp_path / "first")
+    assert not first.run(lambda: None)
+    expected = first.final_result()
+    first.reset()
+    second = CASES["batch"](tmp_path / "second")
+    second.folder = first.folder
+    second.add_options("--output-directory", str(first.folder))
+    with ThreadPoolExecutor() as pool:
+        for future in [pool.submit(case.run, case.results) for case in (first, second)]:
+            assert future.result() is False
+    assert not first.partial_files() and first.final_result() == expected

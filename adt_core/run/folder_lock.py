@@ -1,0 +1,56 @@
+"""Lock of an output folder, for results that only one process at a time may write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ..errors import AdtError
+from ..files import refuse_links, writing
+
+
+class FolderLock:
+    """Lock file in an output folder. The operating system releases the lock of a killed process.
+
+    As a context manager, it holds the lock for the duration of the block.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        """Make the lock, without taking it.
+
+        Args:
+            name: Name of the lock file. Processes that write different results into the same folder have different
+                names.
+        """
+        self._folder = folder
+        self._path = folder / name
+        self._lock = FileLock(self._path)
+
+    def take(self) -> None:
+        """Take the lock. A process that already holds it may take it again.
+
+        Raises:
+            AdtError: If another process holds the lock, or the folder cannot be written.
+        """
+        with writing(self._path):
+            refuse_links(self._path)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout as error:
+                raise AdtError(
+                    f"`output`: another process is writing to '{self._folder}'; wait for it, or end it."
+                ) from error
+
+    def release(self) -> None:
+        """Release the lock and delete its file."""
+        self._lock.release()
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> FolderLock:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
