@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from .. import untrusted
-from ..errors import AdtError, shown
+from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
 from ..policies import CostProfile
 from ..run import stats
@@ -49,7 +49,7 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
     path = shard_path(folder / RUNS, shard)
     if _read(path)[0] is None:
         if path.exists():
-            _log.warning("%s is damaged and can't be read; the benchmark starts again.", shown(str(path)))
+            _log.warning("'%s' is damaged and can't be read; the benchmark starts again.", path)
         append(folder, {"settings": settings}, shard)
     records: list[dict] = []
     for file in _files(folder):
@@ -67,7 +67,7 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
     invalid = {str(record.get("text")) for record in records if "runs" in record}
     invalid -= {record["text"] for record in valid.values()}
     if invalid:
-        _log.warning("%s has invalid results for %d prompts, measured again.", shown(str(path)), len(invalid))
+        _log.warning("'%s' has invalid results for %d prompts, which are measured again.", path, len(invalid))
     return list(valid.values())
 
 
