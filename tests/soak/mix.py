@@ -82,8 +82,8 @@ class Request:
 
     @property
     def indices(self) -> list[int]:
-        """Index of each image in the batch of its prompt."""
-        return [0] * len(self.prompts) if len(self.prompts) > 1 else list(range(self.batch))
+        """Index of each image's noise: its number in the batch of its prompt, or in the list."""
+        return list(range(len(self.texts)))
 
     def kept(self, target: Target) -> int:
         """Return the number of given tokens of an image."""

@@ -79,7 +79,7 @@ def test_a_prompt_with_many_samplers(comfy, graph):
         comfy.post("/interrupt", {})
 
 
-@pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.small_models
 def test_64_clients(comfy, graph):
     """Each client receives its own messages only, and the image of its seed. Every fourth client gives up."""
