@@ -112,15 +112,9 @@ def _foreign_latent(graph: Graph, request: Request) -> None:
     graph.set(SAMPLER, latent_image=graph.add("EmptyLatentImage", width=64, height=64, batch_size=1))
 
 
-def _no_network(graph: Graph, request: Request) -> None:
-    drafter = graph.add("ADTTreeDrafterLoader", model=graph.link(LOADER), drafter="jacobi")
-    graph.set(SETTINGS, method="adt-tree").set(SAMPLER, drafter=drafter)
-
-
 MISTAKES: dict[str, tuple[str, Callable[[Graph, Request], object]]] = {
     "no text": ("prompt", lambda graph, _: graph.set("CLIPTextEncode", text=" ")),
     "a long prompt": ("shorten it", lambda graph, _: graph.set("CLIPTextEncode", text="long " * 200)),
-    "no network": ("needs a drafter network", _no_network),
     "the drafter of another model": ("drafter", _other_drafter),
     "a foreign latent": ("latent_image", _foreign_latent),
     "no such method": ("magic", lambda graph, _: graph.set(SETTINGS, method="magic")),
