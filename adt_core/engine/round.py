@@ -51,7 +51,7 @@ from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
-from ..rules.sampling import CERTAINTY_STEPS, certainty
+from ..rules.sampling import certainty, top_probability_and_entropy
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
@@ -375,6 +375,8 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
     (accepted,) = report.accepted
     (depth,) = report.depth
     levels = tuple(report.levels[1 : depth + 1])
+    counted = zip(report.certainty[::2], report.certainty[1::2])  # two numbers for each node of the path
+    certain = [top_probability_and_entropy(*pair) for pair in counted][: accepted + 1]
     record = ImageRound(
         image=slots.images[slot],
         position=slots.positions[slot],
@@ -388,8 +390,8 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
         width=max(levels, default=0),
         levels=levels,
         kept=run,
-        probabilities=tuple(p / CERTAINTY_STEPS for p in report.certainty[: 2 * accepted + 2 : 2]),
-        entropies=tuple(h / CERTAINTY_STEPS for h in report.certainty[1 : 2 * accepted + 2 : 2]),
+        probabilities=tuple(probability for probability, _ in certain),
+        entropies=tuple(entropy for _, entropy in certain),
     )
     slots.positions[slot] += run + accepted + 1
     return record, [*report.codes[1 : accepted + 1], *report.root]

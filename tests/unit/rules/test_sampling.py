@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from adt_core import Sampling
 from adt_core.rules.noise import keyed_gumbel
-from adt_core.rules.sampling import certainty, guide, noise_table, process_logits
+from adt_core.rules.sampling import certainty, guide, noise_table, process_logits, top_probability_and_entropy
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(top_k=3), Sampling(top_p=0.7)])
@@ -71,5 +71,16 @@ def test_certainty_is_the_probability_of_the_best_token_and_the_entropy():
     z = torch.tensor([0.5, 0.25, 0.25, 0.0]).log()  # the last token is excluded
     uniform = torch.zeros(4)
     one = torch.tensor([0.0, -math.inf, -math.inf, -math.inf])
-    found = certainty(torch.stack([z, uniform, one, torch.full((4,), math.nan)]))
-    assert found.tolist() == [[5000, 10397], [2500, 13863], [10000, 0], [0, 0]]
+    large = torch.tensor([1000.0, 999.0, -5000.0, -math.inf])
+    found = [top_probability_and_entropy(*pair) for pair in certainty(torch.stack([z, uniform, one, large])).tolist()]
+    np.testing.assert_allclose(found, [(0.5, 1.0397), (0.25, 1.3863), (1, 0), (0.7311, 0.5822)], atol=2e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 1330, 2**15 + 1])
+def test_certainty_equals_its_definition(vocabulary):
+    z = torch.randn(3, 2, vocabulary, generator=torch.Generator().manual_seed(0)) * 4
+    z[..., 3] = -math.inf
+    p = z.double().softmax(-1)
+    expected = torch.stack([p.amax(-1), torch.special.entr(p).sum(-1)], -1).flatten(0, 1)
+    found = [top_probability_and_entropy(*pair) for pair in certainty(z).flatten(0, 1).tolist()]
+    np.testing.assert_allclose(found, expected, atol=3e-4)
