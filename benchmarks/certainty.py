@@ -79,8 +79,8 @@ def regions(prompts: list[str], temperature: float) -> None:
 
 
 def without(z: torch.Tensor) -> torch.Tensor:
-    """Return zeros in place of `sampling.certainty`."""
-    return torch.zeros((*z.shape[:-1], 2), dtype=torch.long)
+    """Return ones instead of `sampling.certainty`."""
+    return torch.ones((*z.shape[:-1], 2), dtype=torch.long)
 
 
 def cost(prompts: list[str]) -> None:

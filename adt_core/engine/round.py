@@ -375,8 +375,8 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
     (accepted,) = report.accepted
     (depth,) = report.depth
     levels = tuple(report.levels[1 : depth + 1])
-    counted = zip(report.certainty[::2], report.certainty[1::2])  # two numbers for each node of the path
-    certain = [top_probability_and_entropy(*pair) for pair in counted][: accepted + 1]
+    counted = report.certainty[: 2 * accepted + 2]  # two numbers for each node of the path
+    certain = [top_probability_and_entropy(*pair) for pair in zip(counted[::2], counted[1::2])]
     record = ImageRound(
         image=slots.images[slot],
         position=slots.positions[slot],
