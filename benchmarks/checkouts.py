@@ -37,7 +37,12 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 ``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
-FORMER_NAMES = {"--drafts": "--nodes", "no-drafting": "autoregressive", "--num-images-per-prompt": "--batch-size"}
+FORMER_NAMES = {
+    "--drafts": "--nodes",
+    "--guidance-scale": "--cfg",
+    "--num-images-per-prompt": "--batch-size",
+    "no-drafting": "autoregressive",
+}
 """Former names of options and methods. Where `--batch-size` had this meaning, today's was `--at-once`."""
 
 

@@ -17,7 +17,7 @@ from comfy_server import ROOT
 from convert import Graph, to_prompt
 from images import images
 from PIL import Image
-from small import UPSCALER
+from small import QUICK, SMALL, UPSCALER
 
 from adt_core.app.training_domain import domain_warning
 from adt_core.models.load import FAMILIES, bundled_words, find_published
@@ -367,6 +367,24 @@ def test_map_and_statistics(comfy, template):
     assert image.std() > 20
     (text,) = outputs[graph.id("PreviewAny")]["text"]
     assert "ertainty" in text
+
+
+def test_benchmark_and_diagnostics(comfy, template):
+    """Both nodes measure all methods with the bundled model and show their tables."""
+    graph = template("ADT-Tree benchmark and diagnostics of this machine").set("ADTTreeBenchmark", count=1)
+    texts = [text for output in comfy.run(graph.prompt).values() for text in output.get("text", ())]
+    table = next(text for text in texts if "| method |" in text)
+    assert all(f"| {method} |" in table for method in ("eagle2", "adt-tree", "jacobi", "merged", "auto"))
+    assert any("Diagnostics" in text or "plain round" in text or "per round" in text for text in texts)
+
+
+@pytest.mark.small_models
+def test_a_drafter_is_trained(stocked, template):
+    graph = template("ADT-Tree train a drafter for a model").set("ADTTreeModelLoader", model=SMALL)
+    graph.set("ADTTreeTrainDrafter", name="from the template", **QUICK)
+    outputs = stocked.run(graph.prompt)
+    (text,) = outputs[graph.id("PreviewAny")]["text"]
+    assert "10 steps" in text and (stocked.base / "models/ar_image_drafters/from the template/config.json").exists()
 
 
 def test_continue_image(comfy, template):
