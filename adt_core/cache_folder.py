@@ -1,7 +1,7 @@
 """Small JSON files in the user's cache folder.
 
-They hold what was measured on this machine: cost models, invariance reports, and the choice of Triton kernels. The name
-of a file contains a hash of what it belongs to, such as the device, the model and the settings. Files are ignored if
+They hold measurements of this machine: cost models, invariance reports, and the choice of Triton kernels. The name
+of a file contains a hash of its key, such as the device, the model and the settings. Files are ignored if
 they are unreadable or damaged, or if another program has written them. So are files of another user, and files that
 others may write, because a wrong choice of kernels changes images. If a file can't be written, its content is kept in
 the runtime (:mod:`.runtime`) for the rest of the process.
@@ -56,7 +56,7 @@ def read(kind: str, name: str) -> Any:
 
     Args:
         kind: First word of the file's name, such as "costs".
-        name: What the content belongs to. The file's name contains a hash of it.
+        name: Key of the content. The file's name contains a hash of it.
     """
     path = _path(kind, name)
     try:
@@ -83,7 +83,7 @@ def write(kind: str, name: str, content: dict) -> None:
 
 
 def is_own(file: BinaryIO) -> bool:
-    """Return whether an open file belongs to this user, and nobody else may write it. Always true on Windows."""
+    """Return whether an open file belongs to this user, and no other user may write it. Always true on Windows."""
     if not hasattr(os, "geteuid"):
         return True
     status = os.fstat(file.fileno())

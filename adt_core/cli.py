@@ -122,14 +122,14 @@ def benchmark(options: dict[str, Any]) -> str:
 
 
 def merge(options: dict[str, Any]) -> str:
-    """Join what the shards of a list have written, without a model. Missing images are not generated."""
+    """Join the output of the shards of a list, without a model. Missing images are not generated."""
     from .lab import merge
 
     return merge.run(_section(args.MergeArgs, options).paths)
 
 
 def inspect(options: dict[str, Any]) -> str:
-    """Show what a checkpoint contains, without loading it."""
+    """Show the content of a checkpoint, without loading it."""
     from .app import inspect
 
     checkpoints = inspect.inspect(options["path"])

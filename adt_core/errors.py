@@ -249,7 +249,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
 def escape_controls(text: str) -> str:
     """Return a text with escape sequences for control characters, marks of writing direction and lone surrogates.
 
-    Line breaks and tabs stay. The escape sequences are those of JSON, so JSON remains valid. UTF-8 can't encode lone
+    Line breaks and tabs stay. The escape sequences are valid in JSON, so JSON remains valid. UTF-8 can't encode lone
     surrogates. Marks of writing direction can show a name such as "gpj.exe" backwards.
     """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,7 +1,7 @@
 """Reading of untrusted files with a size limit, and atomic writing of files.
 
 A *link* is a symbolic link, or a directory junction on Windows. A path that the user has chosen may contain links, and
-they are followed. But a folder of this pack, such as a batch folder, may come from somebody else. A link in such a
+they are followed. But a folder of this pack, such as a batch folder, may be somebody else's. A link in such a
 folder could lead out of it. So files in such a folder are never written through a link.
 """
 
@@ -117,7 +117,7 @@ def list_visible(folder: Path, pattern: str) -> list[Path]:
 def is_writable(folder: Path) -> bool:
     """Return whether files can be created in a folder, or in the nearest folder above it if it does not exist.
 
-    This function creates a temporary file. Permissions alone do not tell whether a network share is read-only.
+    This function creates a temporary file. Permissions do not show whether a network share is read-only.
     """
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
@@ -429,7 +429,8 @@ def writing(path: Path) -> Iterator[None]:
 def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place.parent)
-    part = place.with_name(f".{uuid4().hex}{PART}")  # a short name: that of `place` may have the maximum length
+    # A short name, because the name of `place` may have the maximum length.
+    part = place.with_name(f".{uuid4().hex}{PART}")
     try:
         _write_and_rename(part, fill, place)
     finally:

@@ -207,7 +207,7 @@ def text(default: str | None, help: str, metavar: str = "TEXT", **more: Any) -> 
 
 
 def plain(value: Any) -> Any:
-    """Return the numbers of a value as Python's own, if they are those of NumPy, torch or another library.
+    """Return a value with Python's own numbers instead of numbers of NumPy, torch or another library.
 
     Args:
         value: Number, array, tensor, list or tuple. Any other value is returned unchanged.

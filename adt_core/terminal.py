@@ -15,7 +15,7 @@ from typing import Any
 from .errors import AdtError, escape_controls
 
 _MOVE_UP = "\x1b[A"
-"""Control sequence that progress bars write, in a string of its own, to get to the bar above."""
+"""Control sequence that progress bars write, as a separate string, to get to the bar above."""
 
 
 class _TolerantStream(io.TextIOBase):

@@ -255,7 +255,7 @@ class Trace:
     def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
         """Return for each cell of an image a quantity of the round that emitted the cell's token.
 
-        The first decoded token comes from the prefill, not from a round. Its `acceptance` is 1, its `depth`, `width`
+        The prefill decodes the first token, so it belongs to no round. Its `acceptance` is 1, its `depth`, `width`
         and `certainty` are 0, and its `time` is the time of the image's prefill.
 
         Args:
@@ -289,7 +289,7 @@ class Trace:
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 
     def certainty_correlation(self) -> float | None:
-        """Return how strongly the target's certainty goes with accepted drafts.
+        """Return how strongly the target's certainty and accepted drafts are correlated.
 
         Returns:
             Spearman's rank correlation between the number of accepted drafts of a round and the average probability of

@@ -1,7 +1,7 @@
 """Reading of small files in tars that are not trusted.
 
 Python's `tarfile` reads the headers of a tar before it returns a member. A header of 1 KiB can make it allocate any
-amount of memory: sparse members, extended headers (pax) and long names of GNU tar have lengths of their own. This
+amount of memory: sparse members, extended headers (pax) and long names of GNU tar have their own lengths. This
 module reads only the plain headers that this pack writes, and refuses the others.
 """
 

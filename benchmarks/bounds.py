@@ -6,7 +6,7 @@
 Drafting does not change the tokens of an image. So plain decoding runs once, and the target's features are kept. Every
 method then decodes the same images again: the drafter runs, but the features of the drafts are read from memory instead
 of being computed. At a draft on the accepted path, they are those that the target would compute. Other drafts get the
-features of plain decoding at the same position, which changes nothing: a draft is accepted only if its whole path
+features of plain decoding at the same position, which changes nothing: a draft is accepted only if its complete path
 equals the tokens of plain decoding.
 
 The table has no measured times. *Value* is the computed number of tokens in the time of a plain round: tau divided by

@@ -4,8 +4,8 @@
     python -m benchmarks.certainty --cost [--captions 8]                 cost
 
 *Certainty* is the target's probability of the most probable token. The ADT-Tree paper (arXiv 2512.21857, Figures 4, 5
-and 9) says that the distribution is flat in simple regions and sharp in complex ones. Here, the detail of a cell is the
-standard deviation of the brightness of its pixels, and the cells of an image are divided into three equal parts by
+and 9) observes that the distribution is flat in simple regions and sharp in complex ones. Here, the detail of a cell is
+the standard deviation of the brightness of its pixels, and the cells of an image are divided into three equal parts by
 their detail. All numbers are medians over the captions with a 95 % bootstrap interval.
 
 The cost is processor time of one thread, which depends less on the load of the machine than seconds do. Two decodings
@@ -60,7 +60,7 @@ def regions(prompts: list[str], temperature: float) -> None:
     for prompt in prompts:
         result = pipe.generate(prompt)
         trace = result.trace
-        cells = detail(result.image, *trace.grid)[1:]  # the first token comes from the prefill
+        cells = detail(result.image, *trace.grid)[1:]  # the prefill decodes the first token
         certain, emitted = (np.ravel(trace.token_map(figure))[1:] for figure in ("certainty", "acceptance"))
         figures = {
             "rank correlation of certainty and detail": rank_correlation(certain, cells),

@@ -132,7 +132,7 @@ def table(cluster: Cluster, rates: dict[str, float], seeds: int) -> str:
 
 
 def driver_load(cluster: Cluster, side: int, tokens: int) -> str:
-    """Return a sentence on what the driver of a Ray cluster receives and writes.
+    """Return a sentence on the data that the driver of a Ray cluster receives and writes.
 
     Args:
         side: Width and height of an image in pixels.

@@ -8,7 +8,7 @@ method, drafter and decoding option. The benchmark compares the files that ``gen
 ``--trace``. They contain the tokens and, for every round, the number of drafter forwards, the tree sizes and the
 accepted drafts.
 
-Equal tokens alone are weak evidence, because a lossless method corrects every wrong draft. The benchmark therefore also
+Equal tokens are weak evidence, because a lossless method corrects every wrong draft. The benchmark therefore also
 compares the rounds, except for ``auto``, whose trees depend on measured times.
 
 The benchmark prints a line per run. The exit code is 1 if any run differs. All runs take about 15 minutes on two cores.

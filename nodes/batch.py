@@ -244,7 +244,7 @@ def metadata(hidden: Any) -> dict[str, str]:
 
 @checked
 def _batch(run: Run, given: tuple[JobList, list[Job], dict[Job, str]], folder: str) -> Batch:
-    """Return the images of a batch. Its folder has the name `folder`, or that of the model, and a digest.
+    """Return the images of a batch. The name of its folder consists of `folder`, or the model's name, and a digest.
 
     The digest contains all settings and the list of prompts. So a folder has the images of one list only.
     """

@@ -169,7 +169,7 @@ class _Session:
         return self._measure(plan, self._folder(plan))
 
     def paper(self) -> str:
-        """Measure what is missing of the paper's benchmarks, and return its tables."""
+        """Measure the missing part of the paper's benchmarks, and return its tables."""
         first = paper.first(paper.TEMPERATURES[0])
         folder = self._folder(self._plan(first.methods, first.temperature))
 
@@ -182,7 +182,7 @@ class _Session:
         """Return a benchmark.
 
         Args:
-            temperature: Temperature (default: that of the inputs).
+            temperature: Temperature (default: the input's).
         """
         recipe = self.run.pipeline.recipe
         if temperature is not None:

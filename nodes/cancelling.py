@@ -17,7 +17,7 @@ def telling_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
     ComfyUI itself shows nothing under a cancelled node.
 
     Args:
-        kept: Function that returns the text: what is kept, and how to continue. "" shows nothing.
+        kept: Function that returns the text: how much is kept, and how to continue. "" shows nothing.
     """
     try:
         yield

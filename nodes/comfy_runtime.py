@@ -77,7 +77,7 @@ def without_roots(text: str) -> str:
 
 
 def hardware() -> Hardware:
-    """Return the device of ComfyUI's models. The rule for bfloat16 is that of the command line."""
+    """Return the device of ComfyUI's models. The command line has the same rule for bfloat16."""
     device = mm.get_torch_device()
     is_known = device.type in ("cpu", "cuda", "mps") and not args.force_fp32
     bfloat16 = has_bfloat16(device) if is_known else mm.should_use_bf16(device)

@@ -30,9 +30,9 @@ def drafting_options(
     """Return the options of a recipe, by name, that the inputs for drafting determine.
 
     Args:
-        settings: Options by name, from the Settings node. Its method overrides that of `drafting`, unless it is the
-            default.
-        lantern: Relaxed acceptance from a connected LANTERN node. It overrides that of `drafting`.
+        settings: Options by name, from the Settings node. Its method, unless it is the default, overrides the method of
+            `drafting`.
+        lantern: Relaxed acceptance from a connected LANTERN node. It overrides LANTERN of `drafting`.
         drafting: Value of the input `drafting`, a key of `CHOICES`.
     """
     given = dict(settings or {})

@@ -45,7 +45,7 @@ _Parts = list[Any]
 
 
 class _Size(NamedTuple):
-    """Size of what a group of alternatives expands to: texts, characters of all texts, and depth of nested groups."""
+    """Size of the expansion of a group of alternatives: texts, characters of all texts, and depth of nested groups."""
 
     texts: int
     characters: int

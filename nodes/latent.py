@@ -102,7 +102,7 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
 
 
 def _generated(latent: dict, images: int, target: Target, keep: float, keep_left: float) -> Tensor:
-    """Return which cells are generated, bool [images or 1, rows, columns]: those of the noise mask, or the lower part.
+    """Return which cells are generated, bool [images or 1, rows, columns]: cells of the noise mask, or the lower part.
 
     If there are fewer masks than images, the masks are repeated, as in ComfyUI's samplers.
     """

@@ -28,7 +28,7 @@ from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortene
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
-"""Fields of a record in live messages; see `ImageRound`. The position is that of the token before the first generated
+"""Fields of a record in live messages; see `ImageRound`. The position belongs to the token before the first generated
 token, so kept tokens that the round has read are left out. Two lists follow: the number of drafts on each tree level,
 which is empty in live messages because only the replay of a finished run shows it, and how certain the model was of
 each token (`saved_map.certainties`)."""

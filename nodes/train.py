@@ -191,7 +191,7 @@ class _NodeWatch(training.TrainingCallback):
     """Progress of a training on its node: the bar, a line of text, and the curve as a preview.
 
     Attributes:
-        kept: Message on what a stopped training has kept; "" while it runs.
+        kept: Message on the kept results of a stopped training; "" while it runs.
     """
 
     check = staticmethod(check_cancelled)

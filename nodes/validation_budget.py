@@ -38,7 +38,7 @@ class Budget:
         """Return the result of a check, or "" if no time is left for it.
 
         Args:
-            key: What the result depends on, such as a file with its size and time.
+            key: Value that the result depends on, such as a file with its size and time.
             check: Function that returns an error message, or "".
         """
         if key not in self._verdicts and self._left > 0:

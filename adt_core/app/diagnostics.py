@@ -207,7 +207,7 @@ class Diagnostics:
         Positions that one of the two methods did not decode are ignored.
 
         Returns:
-            Two results for the image of the first prompt: when it is decoded alone, and when it is decoded in a batch.
+            Two results for the image of the first prompt: decoded as a batch of one, and decoded in a larger batch.
         """
         plain = self.plain.codes[0]
         single, batched = (

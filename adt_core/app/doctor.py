@@ -150,7 +150,7 @@ def _model(results: Diagnostics) -> list[str]:
 
 
 def _float_products(report: ProductReport) -> str:
-    """Return which library multiplies float32 matrices, and what the bits of a product depend on."""
+    """Return which library multiplies float32 matrices, and which properties change the bits of a product."""
     few = max_mkl_rows()
     library = "MKL" if few == ALL_ROWS else f"MKL up to {few} rows, oneDNN for more"
     rows = "is the same in every product, so products are batch-invariant" if report.rows else "depends on other rows"

@@ -107,7 +107,7 @@ class DownloadPart(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all files are there, according to their names and the indexes of the weights."""
+        """True if all files are there, according to their names and the indexes of the weights."""
         if self.download.files:
             return all((self.folder / name).is_file() for name in self.download.files)
         folders = [self.folder / name for name in self.download.weights]
@@ -328,7 +328,7 @@ def _read_record(part: DownloadPart) -> dict[str, Any]:
 
 
 def _record(part: DownloadPart, files: Sequence[_File]) -> None:
-    """Record the commit and the hashes of the files of a part, in addition to what is recorded."""
+    """Add the commit and the hashes of the files of a part to the record."""
     own = [file for file in files if file.repository == part.download.repository]
     record = _read_record(part)
     for file in own:
@@ -439,7 +439,7 @@ def _check_space(files: Sequence[_File]) -> None:
 
 
 def _leftovers(part: DownloadPart) -> Iterator[Path]:
-    """Yield the files of a part that are not renamed yet, also those of earlier commits."""
+    """Yield the files of a part that are not renamed yet, of this commit and earlier ones."""
     names = part.download.files if part.folder == part.home else ("",)
     return chain.from_iterable(part.folder.rglob(f".{name}*{PART}") for name in names)
 

@@ -140,7 +140,7 @@ def _line_files(plan: GeneratePlan) -> dict[str, Path]:
 
 
 def _line_outputs(plan: GeneratePlan) -> list[tuple[str, Path]]:
-    """Return the reports, and the files with lines: those of all shards together, and those of this shard."""
+    """Return the reports and the files with lines, both of all shards together and of this shard."""
     report = plan.args.files.report
     if report is not None and report.suffix.lower() == ".jsonl":
         raise AdtError(
@@ -325,7 +325,7 @@ class _Output:
         return lines
 
     def _write_report(self, elapsed: float) -> None:
-        """Write the report of all images of the list, those of earlier runs included."""
+        """Write the report of all images of the list, including earlier runs."""
         path = self._plan.args.files.report
         if path is None:
             return

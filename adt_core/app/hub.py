@@ -267,7 +267,7 @@ def _refuse(head: _Head, what: str, repository: str, has_token: bool) -> None:
 
 
 def _login() -> str:
-    """Return where the user's token comes from, and what to do if the server does not accept it."""
+    """Return where the user's token is stored, and what to do if the server does not accept it."""
     from huggingface_hub import constants, get_token
 
     saved = Path(constants.HF_TOKEN_PATH)

@@ -26,7 +26,7 @@ def read_rows(path: Path, needed: Sequence[str], known: Sequence[str]) -> Iterat
         known: Names of further columns. If a column does not exist, its value is None in all rows.
 
     Yields:
-        Value of the needed column, then those of the columns in `known`.
+        Value of the needed column, then the values of the columns in `known`.
 
     Raises:
         AdtError: If pyarrow is not installed.

@@ -351,7 +351,7 @@ def _entry(value: Any, where: str, number: int) -> PromptEntry:
 
 
 def _prompt(number: int, text: str, fields: Mapping[str, Any], where: str) -> PromptEntry:
-    """Return a prompt with what the list says of it.
+    """Return a prompt with its id, seed and settings in the list.
 
     Args:
         number: Id of a prompt without an id.

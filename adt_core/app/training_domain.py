@@ -14,7 +14,7 @@ _MAX_WORDS = 10
 _MAX_WORD_LENGTH = 20
 """Maximum number of characters of a listed word."""
 _MAX_REPEATED = 3
-"""Maximum number of objects of which a warning says that too few are drawn."""
+"""Maximum number of objects in a warning about objects that are drawn too rarely."""
 _MAX_ADJECTIVES = 3
 """Maximum number of words from a number to its noun, the number included, as in "two small red boats"."""
 _NUMBERS = "one two three four five six seven eight nine ten".split()
@@ -65,7 +65,7 @@ def _size_warning(target: Target) -> str:
 
 
 def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
-    """Return a sentence that lists what the model cannot draw, and one if it knows nothing that a prompt names.
+    """Return a sentence about objects that the model cannot draw, and about prompts of which it knows nothing.
 
     The result is "" if there is no such thing, or if the vocabulary of the model is not known.
     """

@@ -271,7 +271,7 @@ class Drafter:
         gpu_defaults: Defaults that replace `defaults` on a GPU, where more drafts cost almost nothing.
         unguided_gpu_defaults: Defaults that also replace `gpu_defaults` if there is no guidance. An image then has one
             batch row instead of two.
-        gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace those of all methods.
+        gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace the defaults of all methods.
         modes: Draft modes, for a policy that chooses between modes.
     """
 

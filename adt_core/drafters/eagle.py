@@ -39,7 +39,7 @@ from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
 
 
 class Pairing(NamedTuple):
-    """How features and token ids were paired when a drafter was trained.
+    """Pairing of features and token ids when a drafter was trained.
 
     EAGLE pairs the feature of a token with the id of the next token. The public training code for Anole and Lumina-mGPT
     differs in two ways. The code pairs the feature of a token with the same token. And it uses the codes of image
@@ -60,7 +60,7 @@ class EagleDrafter(nn.Module, Drafter):
 
     pairing = Pairing()
     # Chosen by counting rounds and network calls (docs/results.md). A tree with its root fills one tile of a
-    # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
+    # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile costs as much as one node
     # (docs/gpu.md).
     gpu_defaults = {"depth": 8, "width": 8, "drafts": 31}
     gpu_method_defaults = {

@@ -140,7 +140,7 @@ def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
     """Return the `grid_rope` of a target's drafter: the first position of the grid, and the cells per row.
 
     The drafter reads pairs (feature of token i, token i + 1). A pair has position i, but its rotary embedding must be
-    that of the cell of token i + 1. Therefore the drafter's grid starts one position earlier than the target's.
+    the position of the cell of token i + 1. Therefore the drafter's grid starts one position earlier than the target's.
     """
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 

@@ -64,7 +64,7 @@ WINDOW = DraftMode(
 
 
 class JacobiDrafter(Drafter):
-    """Drafter without weights. Its drafts come from the target's own forward passes."""
+    """Drafter without weights. It reads its drafts from the target's own forward passes."""
 
     # A draft gets better each time the target reads it. In a short window, the target reads a draft only a few times
     # before the draft is verified. So the method ADT-Tree, which adapts the depth, has a larger minimum depth here.
@@ -72,7 +72,7 @@ class JacobiDrafter(Drafter):
         "depth": 20, "width": 4, "drafts": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    # With guidance, 32 nodes fill one tile (64 rows) of a GPU's matrix products. A full tile takes as long as one node
+    # With guidance, 32 nodes fill one tile (64 rows) of a GPU's matrix products. A full tile costs as much as one node
     # (docs/gpu.md).
     gpu_defaults = {"depth": 26, "drafts": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
     modes = CHAIN, WINDOW
@@ -446,7 +446,7 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor, nodes: Tensor)
     #     rank         0  1 14 15  4  5      last_change * 6 + node
     #
     # The node with the lowest rank at depth d is the best node for position d + 1: best = [none, 0, 1, 4, 5]. At depth
-    # 2, node 2 is second-best. Its last_change is 2 (14 // 6), and that of the best node 4 is 0 (4 // 6). These differ,
+    # 2, node 2 is second-best. Its last_change is 2 (14 // 6), and the best node 4 has 0 (4 // 6). These differ,
     # so second = best there.
     none = torch.full_like(at, tree.size**2)
     steps = tree.depths + 1

@@ -1,4 +1,4 @@
-"""Conditions of a decoding: what the device determines before the first round."""
+"""Conditions of a decoding, which the device determines before the first round."""
 
 from __future__ import annotations
 

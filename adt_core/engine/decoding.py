@@ -134,7 +134,7 @@ class Decoding:
         return self.target.cells(self.codes)
 
     def memory_required(self, device: torch.device | None = None) -> int:
-        """Return the bytes that decoding needs on a device (default: that of the weights), without the weights."""
+        """Return the bytes that decoding needs on a device (default: the weights' device), without the weights."""
         return required_bytes(self.request, self.batch_size, device)
 
     def conditions(self) -> dict:

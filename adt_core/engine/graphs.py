@@ -68,11 +68,11 @@ class Recorder(Protocol):
 
     @property
     def survives_failure(self) -> bool:
-        """Whether this recorder can capture again after a capture has run out of memory."""
+        """True if this recorder can capture again after a capture has run out of memory."""
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is enough memory to try a capture."""
+        """True if there is enough memory to try a capture."""
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
         """Call `run` on the capture stream, without capturing, and return its result."""

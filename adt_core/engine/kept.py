@@ -66,7 +66,7 @@ class KeptTokens:
 
     @property
     def has_runs(self) -> bool:
-        """Whether a round reads kept tokens."""
+        """True if a round reads kept tokens."""
         return self.longest_run > 0
 
     @cached_property

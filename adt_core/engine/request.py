@@ -243,7 +243,7 @@ class Request:
 
     @property
     def replayed(self) -> bool:
-        """Whether rounds are captured and replayed. This is the case on all devices except CPUs."""
+        """True if rounds are captured and replayed. This is the case on all devices except CPUs."""
         return self.target.decoder.embedding.device.type != "cpu"
 
     @property

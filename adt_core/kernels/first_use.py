@@ -108,7 +108,7 @@ def forget(device: torch.device) -> None:
 
 
 def _read(path: Path) -> tuple[bool, str]:
-    """Return whether the process of a marker is dead, and its environment. Other files count as those of no process."""
+    """Return whether the process of a marker is dead, and its environment. Other files are no markers."""
     try:
         with opened(path) as file:
             content = parse_json(file.read(MAX_BYTES)) if cache_folder.is_own(file) else None

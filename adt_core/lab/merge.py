@@ -1,6 +1,6 @@
-"""Command `python adt.py merge`: join what the shards of a list have written. It needs no model.
+"""Command `python adt.py merge`: join the output of the shards of a list. It needs no model.
 
-A run without `--shard` does the same and also generates what is missing, but it must load the model.
+A run without `--shard` does the same and also generates missing images, but it must load the model.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ They make the comparisons of the ADT-Tree paper (arXiv 2512.21857).
 
 The benchmark measures the paper's methods at temperature 0 and 1. Then it measures ADT-Tree again, in turns with fixed
 trees of ADT-Tree's mean depth. So a gain over EAGLE-2 can be attributed to the adaptation, not to the mean depth.
-Each of the four benchmarks has a folder of its own in the output folder, and an interrupted one is resumed. Shards
+Each of the four benchmarks has its own folder in the output folder, and an interrupted one is resumed. Shards
 leave out the fixed trees, which the run without `shard` measures.
 
-The tables are written as Markdown and CSV. If the paper has a figure for a method, it has columns of its own.
+The tables are written as Markdown and CSV. If the paper has a figure for a method, it is in a separate column.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def compare(measure: Callable[[Measurement], None], folder: Path) -> tuple[str, 
     """Measure all benchmarks and write the tables.
 
     Args:
-        measure: Function that runs a benchmark, or what is missing of it, and writes its report into its folder.
+        measure: Function that runs the missing part of a benchmark, and writes its report into its folder.
         folder: Output folder.
 
     Returns:

@@ -19,7 +19,7 @@ COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
 COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 """Methods to compare by default if there is no drafter network."""
 PAPER_TREE = {"depth": 5, "width": 10, "drafts": 58, "proposal": "top-k"}
-"""Tree of the baseline EAGLE-2 in the ADT-Tree paper. The number of drafts is that of LANTERN's code."""
+"""Tree of the baseline EAGLE-2 in the ADT-Tree paper. LANTERN's code has this number of drafts."""
 FROM_FILE = "@"
 """First character of an argument that names a file with a list of methods."""
 _MAX_FILE_MIB = 1

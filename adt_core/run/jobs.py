@@ -3,7 +3,7 @@
 The noise of an image depends only on its seed and its noise index. So an image can be generated alone, in any batch,
 and on any machine:
 
-- A prompt with a seed of its own, such as from the column `seed` of a table, uses this seed and the index of the image
+- A prompt with its own seed, such as from the column `seed` of a table, uses this seed and the index of the image
   among the images of its prompt.
 - Every other image of a list uses the seed of the recipe and its number in the list, so images of equal prompts differ.
 """
@@ -34,7 +34,7 @@ class PromptEntry(NamedTuple):
         id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
         text: The prompt, or "" if the prompt is blank.
         seed: Seed that the list gives to the prompt, or None.
-        settings: Settings that the list gives to the prompt, instead of those of the recipe.
+        settings: Settings that the list gives to the prompt, which replace the recipe's.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Job:
         id: Id of the prompt.
         text: Prompt for the model: the complete prompt, or its beginning if it is too long.
         note: Remark for the user on the prompt, or "".
-        settings: Settings of this image that differ from those of the recipe.
+        settings: Settings of this image that differ from the recipe's.
     """
 
     number: int
@@ -80,8 +80,8 @@ class JobList:
         recipe: Recipe of the images.
         per_prompt: Number of images per prompt.
         shard: (I, N): this run generates every N-th image, from the I-th on.
-        same_noise: Whether the images of all prompts use the same noise: that of the image's index among the images of
-            its prompt. The noise of a model's original script is always used in this way.
+        same_noise: Whether the images of all prompts use the same noise, which depends on the image's index among the
+            images of its prompt. The noise of a model's original script is always used in this way.
 
     Raises:
         AdtError: If there are too many images.

@@ -1,7 +1,7 @@
 """JSON Lines files with one line per image: tokens, traces and statistics of a list.
 
 A line is appended when its image is finished. At the end of a run, the lines of this list are sorted, so that the file
-does not depend on interruptions. Lines of other images stay in the file: those of other lists, seeds or settings.
+does not depend on interruptions. Lines of other lists, seeds or settings stay in the file.
 
 Each shard appends to its own file, because appending to one file from several machines is not safe on network disks.
 Every run reads the files of all shards.
@@ -159,7 +159,7 @@ def merge_lines(path: Path, add: Callable[[Mapping[str, Any]], None]) -> None:
     """Write the lines of all shards into one file, without repeated and damaged ones.
 
     The lines are sorted by their settings and by image. The files of the shards stay as they are. If two lines are of
-    the same image, that of the merged file counts.
+    the same image, the line of the merged file counts.
 
     Args:
         path: Path of the file without shards.

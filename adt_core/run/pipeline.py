@@ -57,7 +57,7 @@ class Step(NamedTuple):
         total: Number of tokens of all images.
         results: Images that the round has finished, by their index in the list of prompts. Often empty.
         preview: Function that returns the complete rows of the unfinished images, by their index in the list of
-            prompts. It takes the time of a pass through the image codec. Call it before the next step.
+            prompts. It costs a pass through the image codec. Call it before the next step.
     """
 
     done: int

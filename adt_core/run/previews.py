@@ -1,4 +1,4 @@
-"""Previews of images that are being generated: what they show, and when they are made.
+"""Previews of images that are being generated: their content, and when they are made.
 
 A preview shows the complete rows of image tokens of an image. It costs a pass through the image codec.
 """
@@ -164,7 +164,7 @@ def columns_of(count: int) -> int:
 
 
 def preview(decoding: Decoding, image: int, check: Check | None = None) -> Image.Image:
-    """Decode the complete rows of an image, or those of the small image that precedes it. Other rows are `BLANK`."""
+    """Decode the complete rows of an image, or of the small image that precedes it. Other rows are `BLANK`."""
     grids = [codes[image] for codes in _grids(decoding)]
     started = [codes for codes in grids if _complete_rows(codes)]
     codes = started[-1] if started else grids[-1]

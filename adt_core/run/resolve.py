@@ -1,4 +1,4 @@
-"""Resolution of a recipe: what the user gave becomes a complete recipe.
+"""Resolution of a recipe: the user's options become a complete recipe.
 
 The command line, :class:`~adt_core.run.pipeline.Pipeline` and the nodes all call :func:`resolve_recipe`. So the same
 values give the same recipe, and a seed gives the same image. Every default that depends on the model, the drafter or

@@ -338,7 +338,7 @@ class Runner:
 
 
 def public_name(path: str | None) -> str | None:
-    """Return the last part of a path, because the folders of this machine are nobody else's business.
+    """Return the last part of a path, because a file that others may read must not name the folders of this machine.
 
     The result differs from the names of models and drafters without files, such as "bundled".
     """

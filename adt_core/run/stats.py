@@ -1,7 +1,7 @@
 """Statistics of single images, such as seconds and tau, their sums, and the validation of statistics from files.
 
 In a batch, images share the rounds. The time and the forward passes of a round are divided equally among its images, so
-that the sums over all images are those of the batch.
+that the sums over all images equal the sums of the batch.
 """
 
 from __future__ import annotations

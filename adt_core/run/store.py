@@ -31,7 +31,7 @@ from .runner import CAPTION, SETTINGS_KEY, Runner
 from .stats import are_image_stats
 
 _UNCOMPARED = "model", "drafter", "image_index", "seed"
-"""Settings that are not compared to explain a different digest: paths, and what the jobs determine."""
+"""Settings that are not compared to explain a different digest: paths, and settings of the jobs."""
 
 
 class Store(Protocol):
@@ -106,7 +106,7 @@ class Identity:
         return cls(key, size, target.grid, target.num_codes, settings)
 
     def of_job(self, job: Job) -> Identity:
-        """Return the properties of an image, which may have settings of its own."""
+        """Return the properties of an image, which may have its own settings."""
         if not job.settings:
             return self
         own = dict(job.settings)
@@ -123,7 +123,7 @@ class Identity:
         return {"prompt": job.prompt, "seed": job.seed, "image_index": job.index, SETTINGS_KEY: key}
 
     def problem(self, record: Mapping[str, Any], job: Job) -> str:
-        """Return why a record is not that of an image, or "" if it is. If only the digests differ, name a setting."""
+        """Return why a record is not of an image, or "" if it is. If only the digests differ, name a setting."""
         problem = difference(record, self.expected(job))
         own = self.of_job(job)
         if SETTINGS_KEY in problem:

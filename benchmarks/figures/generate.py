@@ -85,8 +85,7 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
 def batched(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
     """Generate an image with transformers' model and cache, and one forward pass per token for both rows of guidance.
 
-    The random numbers are those of :func:`generate`, so the tokens are the same. For the arguments and the result, see
-    :func:`generate`.
+    The random numbers and tokens are the same as in :func:`generate`, which documents the arguments and the result.
     """
     ids = target.encode_prompt(prompt)
     unconditional = target.unconditional(ids)

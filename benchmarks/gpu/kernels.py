@@ -11,7 +11,7 @@ This module has four parts of the benchmark, which measure different tables of t
   The graph of the kernel and the graph of PyTorch take turns, and the shortest of five times counts as one measurement.
 - *Bits*: number of elements of the kernel's results that change if a forward pass computes fewer than 128 rows. 0 is
   required; otherwise the trial must reject the kernel. Each number of rows is compared for the first rows and for the
-  last rows, in all layers. The activations are random. The weights of the 7B model are random, too; those of the
+  last rows, in all layers. The activations are random. The weights of the 7B model are random, too; the weights of the
   bundled model are trained.
 
 In a rehearsal without Triton kernels, PyTorch replaces them, so the numbers mean nothing.

@@ -1,6 +1,6 @@
 """Operations of a decoder layer that have a Triton kernel, with operands in the shapes of a model.
 
-Activations, keys and values are random numbers. Weights are those of the model. A *row* is one row of the matrix of
+Activations, keys and values are random numbers. Weights are the model's. A *row* is one row of the matrix of
 activations: a token of the conditional or of the unconditional prompt.
 """
 

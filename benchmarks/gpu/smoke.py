@@ -1,9 +1,9 @@
-"""Short decodings with one Triton kernel at a time and with each allocator, each in a process of its own.
+"""Short decodings with one Triton kernel at a time and with each allocator, each in a separate process.
 
 A kernel can fail in ways that end its process or even its device context, and an error in a captured round depends on
 the allocator. So this part runs first. The benchmark switches the kernels that fail here off for all later parts. A
 kernel also fails if its trial finds a fault, or if the engine falls back to slower operations. Each process has a cache
-folder of its own: several processes share the device, so the times of their trials must not be stored.
+own folder: several processes share the device, so the times of their trials must not be stored.
 
 - *Used*: the kernel passed its trial, or the reason why it did not.
 - *Exact mode*: "as usual", or the fallback that the check of the batch-invariant mode has chosen.

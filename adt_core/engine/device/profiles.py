@@ -21,7 +21,7 @@ def find_costs(name: str, images: int) -> Any:
 
 
 def save_costs(model: CostModel) -> None:
-    """Save what a cost model has learned."""
+    """Save the learned costs of a cost model."""
     cache_folder.write(COSTS, _costs_name(model.name, model.images), model.to_json())
 
 
