@@ -1,6 +1,6 @@
-"""Archive that the Comfy Registry receives, and a scan of it for what the registry's checks object to.
+"""Archive that the Comfy Registry receives, and a scan of it for findings of the registry's checks.
 
-The registry does not publish its rules. The patterns come from its answers to publishers in 2026: registry-backend 192,
+The registry does not publish its rules. The patterns are from its answers to publishers in 2026: registry-backend 192,
 207, 215, 217, 223, 229, 236, 242 and 245. One finding of any kind holds a version back until a person has reviewed it.
 Findings of the kinds in `BANNED` can ban the pack.
 """
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
     @property
     def is_banned(self) -> bool:
-        """Whether the finding is of a kind that can ban the pack: a process, a pickle, a socket in Python."""
+        """True if the finding is of a kind that can ban the pack: a process, a pickle, a socket in Python."""
         return self.rule in ("process", "unpickling") or self.rule == "network" and self.file.endswith(".py")
 
 

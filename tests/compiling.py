@@ -3,7 +3,7 @@
 ``python -m tests.compiling`` prints the resources of all kernels, which docs/kernels.md sums up. ``python -m
 tests.compiling allocators 90`` compares the code for torch's allocator and for cudaMallocAsync, with the Triton on the
 path. With a compute capability as only argument, such as 90 for 9.0, the command prints the resources of all kernels as
-JSON. It needs a process of its own, because the tests run kernels in Triton's interpreter. It calls the functions that
+JSON. It needs a separate process, because the tests run kernels in Triton's interpreter. It calls the functions that
 launch kernels, with tensors on a CPU. A replacement for Triton's driver names the device for which to compile, and
 nothing is launched.
 """

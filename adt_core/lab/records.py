@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from .. import untrusted
-from ..errors import AdtError
+from ..errors import AdtError, shown
 from ..files import add_line, parse_json, read_text, reason
 from ..policies import CostProfile
 from ..run import stats
@@ -55,9 +55,10 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
     for file in _files(folder):
         saved, found = _read(file)
         if saved not in (settings, None):
+            name = next(name for name in {**saved, **settings} if saved.get(name, ...) != settings.get(name, ...))
             raise AdtError(
-                f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete "
-                f"{file}."
+                f"`output`: '{folder}' contains a benchmark with other settings ({name} {shown(saved.get(name))}, but "
+                f"this run has {shown(settings.get(name))}); choose another folder, or delete {file}."
             )
         records += found
     valid: dict[int, dict] = {}

@@ -1,4 +1,4 @@
-"""Tests of the workflow templates in ComfyUI's App mode, which shows a form in place of the nodes.
+"""Tests of the workflow templates in ComfyUI's App mode, which shows a form instead of the nodes.
 
 A template chooses the inputs of the form (``linearData``). It opens with its nodes; a click opens the form.
 """

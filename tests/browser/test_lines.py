@@ -152,7 +152,7 @@ INSIDE = """(one) => {
 
 @pytest.mark.every_frontend
 def test_a_long_message_above_a_map_is_cut_after_what_matters_and_opens(tab):
-    """What is not drawn must come first. The tooltip must have the complete text, also of a cut message."""
+    """Objects that are not drawn must come first. The tooltip must have the complete text, also of a cut message."""
     tab.open_template(RUNNABLE[0])
     sampler = ask(tab, "a lighthouse, " + ", ".join(letter * 9 for letter in "bcdefghijk") + ", two sailboats " * 3)
     tab.run()

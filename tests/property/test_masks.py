@@ -1,4 +1,4 @@
-"""Property tests of masks: kept tokens stay, and the others are those of plain decoding with a batch size of 1."""
+"""Property tests of masks: kept tokens stay, and the others equal plain decoding with a batch size of 1."""
 
 import torch
 from hypothesis import given
@@ -46,7 +46,7 @@ def test_any_mask(seed, masks, batch_size, temperature, guidance, lantern, draft
 
 @given(seed=st.integers(0, 2**32), mask=MASKS)
 def test_lantern_never_substitutes_kept_tokens(seed, mask):
-    """A relaxed acceptance that accepts nearly everything must still keep what is kept, and count only the others."""
+    """Relaxed acceptance that accepts nearly everything must still keep the kept tokens, and count only the others."""
     generated = torch.tensor(mask)
     codes = torch.randint(models()[0].num_codes, generated.shape, generator=torch.Generator().manual_seed(seed % 2**31))
     lantern = Lantern(neighbours=39, delta=1.0, max_substitution=0.5)

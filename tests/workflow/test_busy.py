@@ -23,7 +23,7 @@ LIMIT = 1.0
 
 @dataclass
 class Watch:
-    """What a server did while a block ran.
+    """Measurements of a server while a block runs.
 
     Attributes:
         silence: Longest time in seconds until it answered a request.

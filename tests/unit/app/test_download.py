@@ -140,7 +140,7 @@ def test_two_downloads_of_one_model_are_one(hub, downloads):
 
 
 def test_all_folders_of_a_download_are_locked(hub, tmp_path):
-    """A model with its drafter, and its drafter alone, use the same folder of drafters."""
+    """A model with its drafter, and only its drafter, use the same folder of drafters."""
     hub.rate = 1_000_000
     model, drafter = DownloadPart(MODEL, tmp_path / "a"), DownloadPart(CODEC, tmp_path / "b")
     started = threading.Event()
@@ -168,7 +168,7 @@ def test_waiting_for_another_download_can_be_cancelled(hub, downloads, tmp_path)
     run.join()
 
 
-# ---- what is on the disk ---------------------------------------------------------------------------------------------
+# ---- content of the disk ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [b"", WEIGHTS[::-1], WEIGHTS + b"more"], ids=["empty", "damaged", "too long"])

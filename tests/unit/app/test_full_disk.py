@@ -51,7 +51,7 @@ def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
 
 
 def finished_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file, without those of images whose PNG was not written."""
+    """Return the complete lines of a file, except lines of images whose PNG was not written."""
     *lines, _ = path.read_bytes().split(b"\n")
     numbers = [json.loads(line).get("image") for line in lines]
     return [

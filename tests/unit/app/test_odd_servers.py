@@ -182,7 +182,7 @@ def test_waits_between_attempts_are_cancelled(hub, downloads, answer):
 
 
 def test_pages_of_networks_are_recognised_at_once(hub, downloads):
-    """What has arrived before the network asks for a login is kept."""
+    """Data that arrived before the network asks for a login is kept."""
     hub.odd = {FILE: in_turn(by_range(WEIGHTS, 400_000), page())}
     with pytest.raises(AdtError, match="sent a web page instead of model.safetensors.*log in to the network"):
         downloads.get()

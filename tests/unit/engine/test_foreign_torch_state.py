@@ -1,4 +1,4 @@
-"""Tests that settings of torch which another pack has left behind change no image."""
+"""Tests that settings of torch by another pack change no image."""
 
 from contextlib import contextmanager
 

@@ -118,7 +118,7 @@ def test_a_removed_folder_is_reported(file, monkeypatch):
 
 @pytest.mark.parametrize("before", [b"", b"one\n", b"one\nha", b"half", b"caf\xc3"])
 def test_lines_are_complete_after_any_content(tmp_path, before):
-    """The last line of a killed process may be complete but for its line break. It must not be lost."""
+    """The last line of a killed process may be complete except for its line break. It must not be lost."""
     path = tmp_path / "lines"
     path.write_bytes(before)
     add_line(path, "two")

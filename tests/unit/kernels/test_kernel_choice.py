@@ -149,7 +149,7 @@ def test_a_second_process_chooses_as_the_first_without_measuring_times(monkeypat
 
 
 def test_each_process_compares_values_and_bits_once_whatever_is_stored(caplog):
-    """The file may come from somebody else, and the compiler may have changed."""
+    """Somebody else may have written the file, and the compiler may have changed."""
     assert choose()
     with new_runtime():
         assert not choose(equal_results=lambda: [("1 and 2 rows", X, X + 1)])

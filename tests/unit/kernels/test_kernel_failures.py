@@ -1,7 +1,7 @@
 """Tests of failures of Triton kernels after their trials: no image is lost, and graphs stay on if kernels are at fault.
 
 A fake kernel for the CPU and a tape instead of CUDA graphs (:mod:`tests.tape`) replace the GPU. The kernel of the gate
-computes what PyTorch computes, so the images must be those of plain decoding without kernels.
+computes what PyTorch computes, so the images must equal plain decoding without kernels.
 """
 
 import logging

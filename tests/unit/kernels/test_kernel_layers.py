@@ -91,7 +91,7 @@ def filling_padding(kernel, value):
 @pytest.mark.parametrize("subset", range(2 ** len(KERNELS)), ids=lambda bits: f"{bits:05b}")
 @torch.inference_mode()
 def test_every_subset_of_the_kernels_computes_the_same(subset, written, monkeypatch):
-    """A trial decides for each kernel alone. Each forward pass has the padding of a round, with NaN or zeros in it."""
+    """A trial decides for each kernel. Each forward pass has the padding of a round, with NaN or zeros in it."""
     decoder = load_small("chameleon", written("chameleon"), dtype=torch.float16, weights="int8").decoder
     monkeypatch.setitem(TILE, "cpu", 64)
     monkeypatch.setattr(attend, "far_attention", float64_kernel)

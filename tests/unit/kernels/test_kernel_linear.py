@@ -146,7 +146,7 @@ def test_two_programs_of_64_rows_share_a_multiprocessor(capability, stages):
 
 @torch.inference_mode()
 def test_other_dtypes_have_no_kernel(monkeypatch):
-    """Whether PyTorch multiplies by a weight that is not quantised must not depend on a measured time."""
+    """A measured time must not decide whether PyTorch multiplies by a weight that is not quantised."""
     monkeypatch.setattr(linear, "is_candidate", lambda *_: True)
     monkeypatch.setattr(linear.choice, "uses_kernel", lambda *_: True)
     x = torch.zeros(2, 8, dtype=torch.float16)

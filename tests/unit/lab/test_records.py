@@ -168,6 +168,8 @@ def test_the_first_of_two_processes_determines_the_settings(tmp_path, monkeypatc
 
 def test_records_with_other_settings_are_rejected(folder):
     before = (folder / RUNS).read_bytes()
-    with pytest.raises(AdtError, match="other settings"):
+    with pytest.raises(AdtError, match=r"other settings \(prompts \['a cat', 'a dog', 'a cow'\], but this run has"):
         open_records(folder, SETTINGS | {"prompts": ["a cat"]})
+    with pytest.raises(AdtError, match=r"other settings \(commit None, but this run has 'a1b2'"):
+        open_records(folder, SETTINGS | {"commit": "a1b2"})
     assert (folder / RUNS).read_bytes() == before

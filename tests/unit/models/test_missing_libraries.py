@@ -157,7 +157,7 @@ def test_comfyui_shows_the_command_when_it_loads_the_pack(monkeypatch, module, k
     monkeypatch.setitem(sys.modules, "pack", pack)
     monkeypatch.setattr(sys, "meta_path", [FailingImport("pack.nodes", absent(module)), *sys.meta_path])
     spec.loader.exec_module(pack)
-    # In a thread of its own, because a browser test in the same process may have left an event loop in this one.
+    # In a separate thread, because a browser test in the same process may have left an event loop in this one.
     with pytest.raises(Exception, match=module) as caught, ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, pack.comfy_entrypoint()).result()
     assert type(caught.value).__name__ == kind

@@ -278,7 +278,7 @@ def test_files_of_another_user_are_ignored(cache, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert profiles.find_costs("a device", 1) is None
     profiles.save_costs(ESTIMATED)
-    assert profiles.find_costs("a device", 1) is not None, "what was measured must be kept in memory"
+    assert profiles.find_costs("a device", 1) is not None, "measured costs must be kept in memory"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5])

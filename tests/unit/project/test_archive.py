@@ -1,4 +1,4 @@
-"""Tests of the archive that the registry receives: its files, what the registry objects to, and that it works alone."""
+"""Tests of the registry's archive: its files, the findings of a scan, and that it works without the rest."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def unpacked(checkout, tmp_path_factory):
     return archive.build(tmp_path_factory.mktemp("archive") / "ADT-Tree")
 
 
-# ---- what the registry objects to ------------------------------------------
+# ---- findings of the registry's checks ------------------------------------------
 
 
 def test_the_archive_has_only_the_findings_that_are_explained(unpacked):

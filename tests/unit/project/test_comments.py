@@ -1,4 +1,4 @@
-"""Tests for rubble in comments and docstrings, as edits and renames leave it behind."""
+"""Tests for rubble of edits and renames in comments and docstrings."""
 
 import ast
 import re

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 FRONTEND = "comfyui-frontend-package>=1.39.19"
-"""Oldest frontend: that of the oldest supported ComfyUI. The registry reads it from the dependencies."""
+"""Frontend of the oldest supported ComfyUI. The registry reads it from the dependencies."""
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_a_result_is_short_and_shows_its_image_in_a_notebook(pipe):
 
 
 def test_numbers_of_other_libraries_are_accepted(pipe):
-    """The texts may also come from a generator."""
+    """A generator can yield the texts."""
     seeds = np.array([4, 5])
     options = {"top_k": torch.tensor(9), "temperature": np.float32(0.5)}
     found = pipe.generate((text for text in TEXTS[:2]), np.int64(2), seed=seeds, **options)

@@ -315,7 +315,7 @@ def test_a_list_without_valid_prompts_is_an_error(generate):
 
 
 def test_rows_have_settings_of_their_own(generate, capsys):
-    """Each image is that of a command with these settings. A changed cell is another image."""
+    """Each image equals that image of a command with these settings. A changed cell is another image."""
     rows = ["prompt,seed,guidance_scale,negative_prompt", "a cat,4,,", "a dog,,2.5,", "a cat,4,3,fog", "a cow,,,fog"]
     Path("list.csv").write_text("\n".join(rows), encoding="utf-8")
     assert generate("out", prompts="list.csv", guidance_scale=3, tokens="t.jsonl", shard="1/2")[0] == 0

@@ -156,7 +156,7 @@ def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
 
 
 def test_noise_of_a_list(make, tmp_path):
-    """Equal prompts of a list differ, a seed in the list wins, and each image can be generated alone."""
+    """Equal prompts of a list differ, a seed in the list wins, and each image can be generated without the others."""
     prompts = ["a cat"] * 4
     store = store_of(make, tmp_path, prompts, seeds=[None, None, 8, 2**64 - 1])
     run(store, make, batch_size=2)
@@ -243,7 +243,7 @@ def test_links_in_a_list_are_replaced_and_never_followed(make, tmp_path):
 
 
 def test_weights_are_compared_completely(tiny, tmp_path):
-    """A model whose weights differ only behind the beginning of each tensor is another model."""
+    """A model whose weights differ only after the beginning of each tensor is another model."""
     target = load_target(tiny / "target", dtype=torch.float64)
     before = settings_key(Pipeline(target))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tests of nodes without ComfyUI's queue or server, of odd lists and folders, and of what is saved in files."""
+"""Tests of nodes without ComfyUI's queue or server, of odd lists and folders, and of saved files."""
 
 import json
 import os

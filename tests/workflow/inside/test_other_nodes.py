@@ -242,7 +242,7 @@ def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small
 
 
 def test_noise_of_equal_prompts(pack, small):
-    """Equal prompts of a list differ, unless the user wants the same noise. Each list has a folder of its own."""
+    """Equal prompts of a list differ, unless the user wants the same noise. Each list has its own folder."""
     inputs = {"model": [small.model], "seed": [21], "folder": ["equal"], "prompts": ["a cat", "a boat", "a cat"]}
     own, *_ = pack.run("ADTTreeBatchSampler", **inputs)
     same, *_ = pack.run("ADTTreeBatchSampler", **inputs, seed_mode=["same"])

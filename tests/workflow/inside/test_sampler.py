@@ -84,7 +84,7 @@ def test_relaxed_uses_lanterns_default_bounds(pack, small):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small, monkeypatch, tmp_path, dtype):
-    """Auto learns from the images between. What it learns must not change its trees with LANTERN."""
+    """Auto learns from the images between. The learned costs must not change its trees with LANTERN."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(small, "model", pack.run("ADTTreeModelLoader", model=SMALL, dtype=dtype)[0])
     (drafter,) = small.run("ADTTreeDrafterLoader", drafter=SMALL)

@@ -60,7 +60,7 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
 
 
 def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
-    """Cancel while images are generated, and between checkpoints. The log must state what is kept.
+    """Cancel while images are generated, and between checkpoints. The log must state how much is kept.
 
     The weights must equal the weights of an uninterrupted training.
     """
