@@ -35,8 +35,8 @@ class Watch:
 
 
 @contextmanager
-def answering(comfy):
-    """Ask the server for its state again and again in the block. Check that it always answers within `LIMIT`."""
+def watched(comfy):
+    """Ask the server for its state again and again in the block, and print the longest silence."""
     watch = Watch()
     is_over = threading.Event()
     process = psutil.Process(comfy.process.pid)
@@ -58,6 +58,13 @@ def answering(comfy):
         is_over.set()
         asking.join()
     print(f"longest silence: {watch.silence:.2f} s, memory: {watch.growth / 1e6:.0f} MB")
+
+
+@contextmanager
+def answering(comfy):
+    """Check that the server always answers within `LIMIT` in the block."""
+    with watched(comfy) as watch:
+        yield watch
     assert watch.silence < LIMIT
 
 
@@ -79,14 +86,17 @@ def test_a_prompt_with_many_samplers(comfy, graph):
         comfy.post("/interrupt", {})
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.small_models
 def test_64_clients(comfy, graph):
-    """Each client receives its own messages only, and the image of its seed. Every fourth client gives up."""
+    """Each client receives its own messages only, and the image of its seed. Every fourth client gives up.
+
+    The longest silence has no limit: ComfyUI collects garbage every ten seconds, which takes seconds on a busy machine.
+    """
     clients = 64
     expected = [draw_graph(comfy.base, graph.set("ADTTreeSampler", seed=seed), SMALL) for seed in range(clients)]
     comfy.run(graph.set("ADTTreeSampler", seed=clients).prompt)  # loads the model
-    with ExitStack() as stack, answering(comfy):
+    with ExitStack() as stack, watched(comfy) as watch:
         browsers = [stack.enter_context(comfy.socket()) for _ in range(clients)]
         queued = []
         for seed, browser in enumerate(browsers):
@@ -103,6 +113,7 @@ def test_64_clients(comfy, graph):
     for prompt_id, browser in zip(queued, browsers, strict=True):
         theirs = {m.data["prompt_id"] for m in browser.messages if m.type == "executing" and m.data.get("node")}
         assert theirs == {prompt_id} - {*given_up}
+    assert watch.growth < 200e6
 
 
 @pytest.mark.smoke
