@@ -94,6 +94,13 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
     return _checked(section.of, options)
 
 
+def demo(options: dict[str, Any]) -> str:
+    """Generate output/demo.png with the bundled model, and explain the speed-up."""
+    from .app import demo
+
+    return demo.run(_device(options))
+
+
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generate as command
@@ -242,6 +249,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     merge: {"results": (args.MergeArgs.options,)},
     inspect: {"checkpoint": (args.InspectArgs.options,)},
+    demo: {"model": (args.DeviceArgs.options,)},
     download: {"model": (args.DownloadArgs.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,), "Triton kernels": (args.DoctorArgs.options,)},
     train_drafter: {

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import adt_core
+from adt_core.app import demo
 from adt_core.version import VERSION, WORKFLOW_FORMAT
 
 tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -41,6 +42,7 @@ def test_requirements(dev):
 
 def test_version():
     assert VERSION == PROJECT["version"]
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f'VERSION = "{VERSION}"' in (ROOT / "js" / "preferences.js").read_text(encoding="utf-8")
     assert f"const FORMAT = {WORKFLOW_FORMAT};" in (ROOT / "js" / "format.js").read_text(encoding="utf-8")
 
@@ -153,18 +155,16 @@ def steps(dev, ran, monkeypatch):
     return ran
 
 
-def test_the_demo_explains_the_speed_up(dev, ran, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dev, "REPORT", tmp_path / "demo.json")
-    dev.VENV.mkdir()
-    (tmp_path / "demo.json").write_text('{"tau": 8.4, "speedup": 2.1}', encoding="utf-8")
-    assert dev.main(["demo"]) == 0 and f"--report {tmp_path / 'demo.json'}" in ran[-1]
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("Why 2.10x: with drafts, a pass gave 8.4 tokens and took 4.0 times as long on this machine.")
+def test_the_demo_runs_the_command_of_the_library(dev, steps):
+    assert dev.main(["demo"]) == 0 and steps == ["-m adt_core demo"]
+    steps.fail = "demo"
+    assert dev.main(["demo"]) == 1
 
 
-def test_a_demo_that_fails_explains_nothing(dev, steps, capsys):
-    steps.fail = "generate"
-    assert dev.main(["demo"]) == 1 and "Why" not in capsys.readouterr().out
+def test_the_demo_explains_the_speed_up():
+    assert demo.explanation({"tau": 8.4, "speedup": 2.1}).startswith(
+        "Why 2.10x: with drafts, a pass gave 8.4 tokens and took 4.0 times as long on this machine."
+    )
 
 
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])
