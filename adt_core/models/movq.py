@@ -12,7 +12,7 @@ from contextvars import ContextVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .vq import VQConfig, VQModel
+from .vq import PointConv, VQConfig, VQModel
 
 _decoded: ContextVar[Tensor] = ContextVar("decoded")
 """Codebook vectors [B, C, h, w] of the images that are decoded at the moment: B images, C channels, h x w codes. A
@@ -25,8 +25,8 @@ class SpatialNorm(nn.Module):
     def __init__(self, norm: nn.GroupNorm, width: int):
         super().__init__()
         self.norm_layer = norm
-        self.conv_y = nn.Conv2d(width, norm.num_channels, 1)
-        self.conv_b = nn.Conv2d(width, norm.num_channels, 1)
+        self.conv_y = PointConv(width, norm.num_channels)
+        self.conv_b = PointConv(width, norm.num_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         vectors = F.interpolate(_decoded.get(), x.shape[-2:], mode="nearest")

@@ -81,6 +81,23 @@ def _norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(NORM_GROUPS, channels, eps=1e-6)
 
 
+class PointConv(nn.Conv2d):
+    """Convolution of single positions whose bits do not depend on the number of CPU threads.
+
+    For a kernel of one position, oneDNN may divide the sum over channels among threads, so the order of the additions
+    depends on their number. It does not divide the sums of larger kernels. On CPUs, two weights of zero therefore
+    enclose each weight.
+    """
+
+    def __init__(self, channels: int, out_channels: int):
+        super().__init__(channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return super().forward(x)
+        return F.conv2d(x, F.pad(self.weight, (1, 1)), self.bias, padding=(0, 1))
+
+
 class ResBlock(nn.Module):
     """Two convolutions with group norms, and a residual connection."""
 
@@ -90,7 +107,7 @@ class ResBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, out_channels, 3, padding=1)
         self.norm2 = _norm(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.nin_shortcut = nn.Conv2d(channels, out_channels, 1) if channels != out_channels else nn.Identity()
+        self.nin_shortcut = PointConv(channels, out_channels) if channels != out_channels else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
@@ -104,7 +121,7 @@ class AttnBlock(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         self.norm = _norm(channels)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
+        self.q, self.k, self.v, self.proj_out = (PointConv(channels, channels) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
@@ -378,8 +395,8 @@ class VQModel(Codec):
         self.encoder = VQEncoder(config)
         self.decoder = VQDecoder(config)
         self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
-        self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+        self.quant_conv = PointConv(config.latent_channels, config.embed_dim)
+        self.post_quant_conv = PointConv(config.embed_dim, config.latent_channels)
 
     @property
     def codebook(self) -> Tensor:

@@ -39,7 +39,7 @@ from ..reading.paths import STAGE
 from ..reading.tokenizer import encode
 from ..rotary import grid_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
-from ..vq import Codec, Quantizer
+from ..vq import Codec, PointConv, Quantizer
 
 BEGIN_GRID = "<sop>"
 END_GRID = "<eop>"
@@ -186,7 +186,7 @@ class GlmImageCodec(Codec):
             problem = f"vision_config has {channels} channels, which does not match its {heads} heads or the vq_config"
             raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
         self.quantize = Quantizer(codes, width)
-        self.quant_conv = nn.Conv2d(channels, width, 1)
+        self.quant_conv = PointConv(channels, width)
         self.downsample = 2 * self._vision["patch_size"]
         self.base_channels = 3
         self._checkpoint = checkpoint

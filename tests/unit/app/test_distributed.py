@@ -10,7 +10,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from adt_core import cli
@@ -35,17 +34,11 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Return a working directory with a list of prompts. Workers can import the package from it.
-
-    All processes use one thread, because the number of threads changes the last bits of pixels.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Return a working directory with a list of prompts. Workers can import the package from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
