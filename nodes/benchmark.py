@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import folder_paths
 import torch
@@ -91,7 +92,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                 preset_input(),
                 *(
                     io.Combo.Input(name, options=list(folders.metrics()), default=folders.NONE, advanced=True)
-                    for name in QualityArgs.fields()
+                    for name in QualityArgs.weights()
                 ),
             ],
             outputs=[io.String.Output(display_name="table")],
@@ -128,7 +129,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         weights = dict(clip=clip, hps=hps, aesthetic=aesthetic, inception=inception, real_images=real_images)
         run = prepare(model, drafter=drafter, lantern=lantern, preset=preset, **sampling)
         chosen = sample([prompt.text for prompt in non_blank(read(prompts, "prompts"))], count, seed=0)
-        paths = {name: _weights(name, choice) for name, choice in weights.items()}
+        paths: dict[str, Any] = {name: _weights(name, choice) for name, choice in weights.items()}
         metrics = quality.choose(**paths, count=len(chosen), device=torch.device("cpu"))
         session = _Session(run, chosen, metrics, cls.hidden.unique_id)
         table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))

@@ -205,7 +205,7 @@ class BenchmarkArgs(Settings):
 
 @dataclass(frozen=True)
 class QualityArgs(Settings):
-    """Paths of the models that score image quality."""
+    """Paths of the models that score image quality, and variants of the scores."""
 
     clip: Path | None = path("CLIP score: a CLIP model in transformers' layout.", "DIR")
     hps: Path | None = path(
@@ -214,6 +214,15 @@ class QualityArgs(Settings):
     aesthetic: Path | None = path("Aesthetic score: LAION's predictor for the CLIP ViT-L/14 in `clip`.")
     inception: Path | None = path("Inception Score: torch-fidelity's weights of Inception.")
     real_images: Path | None = path("FID: folder of reference images; needs `inception`.", "DIR")
+    splits: int = integer(
+        1, "Inception Score: average over N parts of the images; papers use 10 with 5,000 images or more.", metavar="N"
+    )
+    stretch: bool = setting(False, "FID: stretch reference images to squares instead of cropping them.")
+
+    @classmethod
+    def weights(cls) -> list[str]:
+        """Return the names of the options that are paths."""
+        return [name for name, option in cls.fields().items() if option.kind is Path]
 
 
 @dataclass(frozen=True)

@@ -354,11 +354,10 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     """
     benchmark = plan(args, parallel, given, device)
     folder = args.output
-    weights = {name: getattr(scores, name) for name in scores.fields()}
     _check_files(benchmark, args, scores)
     scoring = choose_device(device if parallel.ray_address is None else "auto")
     count = len(benchmark.prompts)
-    metrics = quality.choose(**weights, count=count, device=scoring)
+    metrics = quality.choose(**scores.flat(), count=count, device=scoring)
     build = partial(load, benchmark, device)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
     with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
@@ -418,6 +417,6 @@ def finish(
 def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:
     """Raise AdtError if an output file cannot be written, or would replace an input file."""
     inputs = model_files(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
-    inputs += [*given_paths(args, "prompts"), *given_paths(scores, *scores.fields())]
+    inputs += [*given_paths(args, "prompts"), *given_paths(scores, *scores.weights())]
     inputs += [(option, file) for option, path in inputs if path.is_dir() for file in path.rglob("*")]
     check_outputs([("output", path) for path in benchmark.files(args.output)], inputs)

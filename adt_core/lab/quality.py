@@ -71,23 +71,30 @@ def choose(
     real_images: OptionalPath,
     count: int,
     device: torch.device,
+    splits: int = 1,
+    stretch: bool = False,
 ) -> QualityMetrics:
     """Load the metrics whose weights are given.
 
     Args:
         hps: HPSv2: the published file, or a folder in transformers' layout.
         count: Number of images per method.
+        splits: As in :func:`inception_metric`.
+        stretch: As in :func:`inception_metric`.
 
     Raises:
-        AdtError: If weights cannot be loaded, or a metric also needs weights that are not given.
+        AdtError: If weights cannot be loaded, a metric also needs weights that are not given, or there are more parts
+            than images.
     """
+    if splits > count:
+        raise AdtError(f"`splits` is {splits}, but every method makes {count} images; choose at most {count}.")
     if aesthetic and not clip:
         raise AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
     if real_images and not inception:
         raise AdtError(
             "`real_images`: FID needs features of Inception; give torch-fidelity's Inception weights with `inception`."
         )
-    sets = inception_metric(inception, real_images, count, device) if inception else None
+    sets = inception_metric(inception, real_images, count, device, splits, stretch) if inception else None
     images: dict[str, ImageMetric] = {}
     if clip:
         name = f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")
@@ -96,7 +103,11 @@ def choose(
         images[f"HPSv2 {hps}"] = clip_metric(hps, "hps", "HPSv2", device, tokenizer=clip)
     given = zip(NEEDS.items(), (clip, hps, aesthetic, inception, real_images))
     missing = [f"{column} (needs {needs})" for (column, needs), path in given if not path]
-    return QualityMetrics(images, sets, f"Not measured: {', '.join(missing)}." if missing else "")
+    notes = [f"Not measured: {', '.join(missing)}."] if missing else []
+    if sets:
+        shape = "stretched to squares" if stretch else "cropped to squares"
+        notes.append(f"The Inception Score is the mean over {splits} parts; images for Inception are {shape}.")
+    return QualityMetrics(images, sets, " ".join(notes))
 
 
 def clip_metric(
@@ -216,11 +227,12 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
 
 
 class _ImageFiles(Dataset):
-    """Dataset of image files. An image is cropped to its central square and resized to uint8 [3, size, size]."""
+    """Dataset of image files. An image is cropped to its central square, or stretched, to uint8 [3, size, size]."""
 
-    def __init__(self, files: Sequence[Path], size: int):
+    def __init__(self, files: Sequence[Path], size: int, stretch: bool):
         self.files = files
         self.size = size
+        self.stretch = stretch
 
     def __len__(self) -> int:
         return len(self.files)
@@ -228,7 +240,9 @@ class _ImageFiles(Dataset):
     def __getitem__(self, index: int) -> Tensor:
         try:
             with open_image(self.files[index]) as image:
-                square = ImageOps.fit(to_rgb(image), (self.size, self.size))
+                rgb = to_rgb(image)
+                size = self.size, self.size
+                square = rgb.resize(size, Image.Resampling.BICUBIC) if self.stretch else ImageOps.fit(rgb, size)
         except IMAGE_ERRORS as error:
             raise AdtError(f"'{self.files[index]}' can't be read as an image; remove it or save it again.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
@@ -249,15 +263,23 @@ def _real_images(folder: Path, count: int) -> list[Path]:
     return files
 
 
-def inception_metric(weights: Path, real_images: Path | None, count: int, device: torch.device) -> SetMetric:
-    """Return the metric that computes the Inception Score (one split) and FID of all images of a method.
+def inception_metric(
+    weights: Path,
+    real_images: Path | None,
+    count: int,
+    device: torch.device,
+    splits: int = 1,
+    stretch: bool = False,
+) -> SetMetric:
+    """Return the metric that computes the Inception Score and FID of all images of a method.
 
     torch-fidelity computes both scores.
 
     Args:
-        real_images: Folder of reference images; None for no FID. The reference images are cropped and resized to the
-            size of the generated images.
+        real_images: Folder of reference images; None for no FID. They are resized to the generated images' size.
         count: Number of images per method.
+        splits: Number of parts over which the Inception Score is averaged.
+        stretch: Whether to stretch images to squares instead of cropping them.
 
     Raises:
         AdtError: If torch-fidelity is not installed, or the weights or images cannot be used.
@@ -271,16 +293,16 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
     _read(weights, "inception")  # this check is needed because torch-fidelity executes code in pickles
     real = _real_images(real_images, count) if real_images else []
     shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}
-    shared |= {"isc": True, "isc_splits": 1, "verbose": False}
+    shared |= {"isc": True, "isc_splits": splits, "verbose": False}
 
     def metric(images: dict[str, list[Path]]) -> dict[str, dict[str, float]]:
         with open_image(next(iter(images.values()))[0]) as first:
             size = min(first.size)
-        fid = {"fid": True, "input2": _ImageFiles(real, size), "input2_cache_name": "real"} if real else {}
+        fid = {"fid": True, "input2": _ImageFiles(real, size, stretch), "input2_cache_name": "real"} if real else {}
         scores: dict[tuple[Path, ...], dict[str, float]] = {}  # methods with the same images have the same scores
         with TemporaryDirectory() as cache:
             for files in set(map(tuple, images.values())):
-                figures = calculate_metrics(input1=_ImageFiles(files, size), cache_root=cache, **shared, **fid)
+                figures = calculate_metrics(input1=_ImageFiles(files, size, stretch), cache_root=cache, **shared, **fid)
                 scores[files] = {"IS": float(figures["inception_score_mean"])}
                 if real:
                     scores[files]["FID"] = float(figures["frechet_inception_distance"])

@@ -256,7 +256,7 @@ def test_a_single_prompt_is_rejected(run, option):
 @pytest.mark.long
 def test_an_address_without_a_cluster(ray, run):
     for address in ("127.0.0.1:9", "nonsense"):
-        assert_refused(run("generate", "a.png", ray_address=address), "--ray-address", address, "ray start")
+        assert_refused(run("generate", "out", ray_address=address), "--ray-address", address, "ray start")
 
 
 @pytest.mark.long

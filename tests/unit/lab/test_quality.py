@@ -216,7 +216,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
 def test_missing_weights_are_reported(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
-        quality.choose(**{name: given.get(name) for name in QualityArgs.fields()}, count=1, device=CPU)
+        quality.choose(**{name: given.get(name) for name in QualityArgs.weights()}, count=1, device=CPU)
 
 
 def test_invalid_predictors(clip, tmp_path):
@@ -293,3 +293,30 @@ def test_damaged_reference_images_are_reported(tmp_path, monkeypatch):
     metric = quality.inception_metric(tmp_path / "weights.pth", tmp_path, 2, CPU)
     with pytest.raises(AdtError, match="a.png' can't be read as an image; remove it"):
         metric({"no-drafting": [tmp_path / "b.png"]})
+
+
+def test_variants_of_the_inception_scores(tmp_path, monkeypatch):
+    """`splits` and `stretch` must reach torch-fidelity, and the report must name them."""
+    real = tmp_path / "real"
+    real.mkdir()
+    wide = Image.new("RGB", (30, 10), "white")
+    wide.paste("black", (0, 0, 10, 10))  # a crop to the central square removes the black part
+    for name in ("a.png", "b.png"):
+        wide.save(real / name)
+    noise(0, (10, 10)).save(tmp_path / "drawn.png")
+    torch.save({}, tmp_path / "weights.pth")
+    seen = []
+
+    def calculate_metrics(input2, isc_splits, **_):
+        seen.append((isc_splits, "black" if input2[0].min() < 50 else "white"))
+        return {"inception_score_mean": 1.0, "frechet_inception_distance": 0.0}
+
+    monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=calculate_metrics))
+    paths = dict.fromkeys(QualityArgs.weights()) | {"inception": tmp_path / "weights.pth", "real_images": real}
+    for options, shape in (({}, "cropped"), ({"splits": 2, "stretch": True}, "stretched")):
+        metrics = quality.choose(**paths, count=2, device=CPU, **options)
+        metrics.sets({"no-drafting": [tmp_path / "drawn.png"]})
+        assert f"mean over {options.get('splits', 1)} parts; images for Inception are {shape}" in metrics.note
+    assert seen == [(1, "white"), (2, "black")]
+    with pytest.raises(AdtError, match="splits is 3, but every method makes 2 images"):
+        quality.choose(**paths, count=2, device=CPU, splits=3)
