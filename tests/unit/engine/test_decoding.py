@@ -10,9 +10,10 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Sampling, load_drafter, load_target
+from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
+from adt_core.engine import decoding as decodings
 from adt_core.engine.device.memory import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
@@ -188,6 +189,29 @@ def test_the_trace_is_complete_if_memory_runs_out_in_the_last_round(models, monk
     decoding = run(target, **options)
     assert torch.equal(decoding.codes, reference.codes)
     assert tokens_in_rounds(decoding) == [15, 15]
+
+
+def test_an_image_that_starts_again_has_the_complete_budget_of_lantern(models, monkeypatch):
+    """Tokens that were substituted before memory ran out must not count."""
+    target, drafter = models
+    drafting = Drafting("eagle2", depth=3, width=4, drafts=12, proposal="top-k")
+    lantern = Lantern(neighbours=20, delta=1.0, max_substitution=0.2)
+    options = {"prompts": FIVE[:2], "drafter": drafter, "drafting": drafting, "lantern": lantern}
+    reference = run(target, **options)
+    before_last = len(reference.trace.rounds) - 1
+    work = decodings.run_round
+    rounds = []
+
+    def fail_in_the_last_round(*arguments):
+        rounds.append(arguments)
+        if len(rounds) == before_last:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return work(*arguments)
+
+    monkeypatch.setattr(decodings, "run_round", fail_in_the_last_round)
+    decoding = run(target, **options)
+    assert len(rounds) > before_last and reference.trace.report()["substitution_rate"] > 0
+    assert torch.equal(decoding.codes, reference.codes)
 
 
 def test_too_little_memory_for_one_image_is_an_error(models, monkeypatch):

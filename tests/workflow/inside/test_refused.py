@@ -100,3 +100,22 @@ def test_long_list_is_not_read_during_validation(pack, model, kind, name):
     assert pack.refused(kind, **{name: "long.json"}) == []
     others = {"model": model, "methods": "jacobi"} if kind == "ADTTreeBenchmark" else {}
     assert f"long.json' {message}" in pack.fails(kind, **others, **{name: "long.json"})
+
+
+@pytest.mark.parametrize("kind", ["ADTTreeSettings", "ADTTreeLANTERN", "ADTTreeDrafterLoader"])
+def test_a_node_names_inputs_of_an_api_prompt_that_do_not_exist(pack, model, kind):
+    """ComfyUI does not pass such an input to the node, so a misspelled name would have no effect."""
+    hidden = {"UNIQUE_ID": "7", "PROMPT": {"7": {"class_type": kind, "inputs": {"speed": "fast"}}}}
+    inputs = {"model": model, "drafter": "jacobi"} if kind == "ADTTreeDrafterLoader" else {}
+    node = pack.nodes[kind]
+    output = node.PREPARE_CLASS_CLONE({"hidden_inputs": hidden}).execute(**inputs)
+    (warning,) = output.ui["warnings"]
+    assert "'speed'" in warning and all(name in warning for name in info_inputs(node, "required", "optional"))
+
+
+def test_every_node_looks_for_inputs_that_do_not_exist(pack):
+    """The functions that run a node call `with_warning` themselves, or the wrapper of `checked` does."""
+    for name in pack.ours:
+        functions = [getattr(value, "__func__", None) for value in vars(pack.nodes[name]).values()]
+        called = {used for function in functions if function for used in function.__code__.co_names}
+        assert "with_warning" in called, name
