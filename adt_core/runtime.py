@@ -9,6 +9,7 @@ that they are freed together with the decoder's weights:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -38,6 +39,7 @@ class Runtime:
             product of all rows is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
         product_reports: Results of the trial of float32 products, by heads, shapes of weights and numbers of threads.
+        process: Id of the process that has loaded this package. A fork has another one.
         cpu_sample: Last measurement of the use of the CPU (:mod:`.engine.device.threads`).
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         packed_weights: Packed copies of weights (:mod:`.models.packed`), by the id of the weight.
@@ -60,6 +62,7 @@ class Runtime:
         self.kernel_choices: WeakKeyDictionary[Any, tuple] = WeakKeyDictionary()
         self.invariance_reports: dict[str, Any] = {}
         self.product_reports: dict[Hashable, Any] = {}
+        self.process = os.getpid()
         self.cpu_sample: Any = None
         self.unsaved_files: dict[Path, dict] = {}
         self.packed_weights: dict[int, Any] = {}
@@ -90,6 +93,7 @@ def new_runtime() -> Iterator[Runtime]:
     before = _runtime
     _runtime = Runtime()
     _runtime.streams = before.streams
+    _runtime.process = before.process
     try:
         yield _runtime
     finally:

@@ -12,6 +12,7 @@ from .load import (
     fits,
     is_network,
     load_drafter,
+    recorded_name,
     with_window,
     without_window,
 )
@@ -19,5 +20,6 @@ from .load import (
 __all__ = [
     "DRAFTERS", "JACOBI", "NETWORKS", "WITH_WINDOW", "Drafter", "NetworkKind", "PlainRead", "Prefill", "Proposer",
     "TreeSizes", "Verified",
-    "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "with_window", "without_window",
+    "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "recorded_name", "with_window",
+    "without_window",
 ]  # fmt: skip

@@ -273,8 +273,10 @@ class Drafter:
             batch row instead of two.
         gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace the defaults of all methods.
         modes: Draft modes, for a policy that chooses between modes.
+        name: Name by which `load_drafter` has loaded the drafter; "" for a drafter that a program has made.
     """
 
+    name = ""
     defaults: Mapping[str, Any] = {}
     gpu_defaults: Mapping[str, Any] = {}
     unguided_gpu_defaults: Mapping[str, Any] = {}

@@ -72,15 +72,32 @@ def load_drafter(
     """
     name = str(path)
     if name in DRAFTERS:
-        return DRAFTERS[name]()
+        drafter = DRAFTERS[name]()
+        drafter.name = name
+        return drafter
     network = _kind_of(name).load(name.removesuffix(WITH_WINDOW), target, check, device)
+    network.name = name.removesuffix(WITH_WINDOW)
     if not name.endswith(WITH_WINDOW):
         return network
     combined = with_window(network)
     if combined is network:
-        alone = shown(name.removesuffix(WITH_WINDOW))
-        raise AdtError(f"`drafter` is {shown(name)}, but this drafter does not support the Jacobi window; use {alone}.")
+        raise AdtError(
+            f"`drafter` is {shown(name)}, but this drafter does not support the Jacobi window; use "
+            f"{shown(network.name)}."
+        )
+    combined.name = name
     return combined
+
+
+def recorded_name(drafter: Drafter | None, chosen: str | None) -> str | None:
+    """Return the name of a drafter for records: that of `load_drafter`, or its class for a drafter of another program.
+
+    Args:
+        chosen: Name in the recipe. It is returned if there is no drafter, or a part of this package has made it.
+    """
+    if drafter is None or not drafter.name and isinstance(drafter, JacobiDrafter | EagleDrafter | MergedDrafter):
+        return chosen
+    return drafter.name or type(drafter).__name__
 
 
 def fits(path: str | Path, target: Target) -> bool:

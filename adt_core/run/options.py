@@ -6,6 +6,7 @@ The declarations of the settings determine names and types; tests/unit/run/test_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 
@@ -58,6 +59,15 @@ class ImageOptions(RecipeOptions, total=False):
     """Options of `Pipeline.with_options`."""
 
     seed: int
+
+
+class PngOptions(ImageOptions, LoadingOptions, total=False):
+    """Options of `Pipeline.from_png`."""
+
+    model: str | Path
+    drafter: str | Path
+    dtype: str
+    weights: str | None
 
 
 class ListOptions(RecipeOptions, total=False):

@@ -29,6 +29,7 @@ from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Recipe
 from ..settings import MAX_BATCH_SIZE, Option, plain
 from .checkpoints import default_folder
+from .images import read_settings
 from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
 from .png_settings import read_values
@@ -39,10 +40,11 @@ from .runner import Progress, Result, Runner
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import ImageOptions, ListOptions, LoadingOptions, RecipeOptions
+    from .options import ImageOptions, ListOptions, LoadingOptions, PngOptions, RecipeOptions
 
 FIXED = ("model", "drafter", *Loading.fields())
 """Options that :meth:`Pipeline.load` determines."""
+_PRECISION = ("dtype", "exact", "weights")
 _COUNTS = {
     "batch_size": Option(1, "", int, 1, MAX_BATCH_SIZE),
     "num_images_per_prompt": Option(1, "", int, 1, MAX_IMAGES),
@@ -142,23 +144,54 @@ class Pipeline(Runner):
         return replace(self, drafter=load_drafter(self.recipe.drafter, self.target))
 
     @classmethod
-    def from_png(cls, path: str | Path, device: str | torch.device = AUTO, **paths: str | Path) -> Result:
-        """Generate the image of a PNG again, from the settings in the PNG.
+    def from_png(cls, path: str | Path, device: str | torch.device = AUTO, **options: Unpack[PngOptions]) -> Result:
+        """Load the model of a PNG, and generate its image again from the settings in the PNG.
 
         Args:
             path: PNG that this package or ComfyUI with this pack has saved.
             device: As in :meth:`load`.
-            **paths: `model` and `drafter`. They are needed if the PNG names files that are not part of this package,
-                because these paths are not trusted.
+            **options: Options that replace those in the PNG, such as ``method="adt-tree"``. `model` and `drafter` are
+                needed if the PNG names files that are not part of this package, because these paths are not trusted.
 
         Raises:
-            AdtError: If the PNG contains no valid settings.
+            AdtError: If the PNG contains no valid settings, or an option is unknown or not valid.
         """
-        _check_names(paths, ("model", "drafter"))
+        _check_names(options, Recipe.names())
+        paths: dict[str, Any] = {name: str(value) for name, value in options.items() if name in ("model", "drafter")}
+        given: dict[str, Any] = {**options, **paths}
         hardware = Hardware.of(device)
-        given = {"device": str(device), **paths}
-        saved = {**read_values(Path(path), given), **{name: str(value) for name, value in paths.items()}}
+        saved = {**read_values(Path(path), {"device": str(device), **given}), **given}
         return cls.of(resolve_recipe(saved, hardware), hardware.device).generate(saved["prompt"])
+
+    def repeat(self, path: str | Path, **options: Unpack[ImageOptions]) -> Result:
+        """Generate the image of a PNG again with the loaded models.
+
+            pipe.repeat("house.png", method="adt-tree")
+
+        Args:
+            path: PNG that this package or ComfyUI with this pack has saved, with this model.
+            **options: Options that replace those in the PNG.
+
+        Raises:
+            AdtError: If the PNG contains no valid settings, or another model or precision is loaded.
+        """
+        loading = self.recipe.as_loaded(self.target.loaded).loading.flat()
+        device = self.target.decoder.embedding.device
+        given = {"model": loading["model"], "drafter": self.recipe.drafter or "", "device": str(device), **options}
+        saved = read_values(Path(path), given)
+        made = {"model_name": read_settings(Path(path)).get("model_name"), **saved}
+        for name, here in {"model_name": self.target.name, **{name: loading[name] for name in _PRECISION}}.items():
+            if made.get(name) != here:
+                raise AdtError(
+                    f"{path} was made with the {name.replace('_', ' ')} {shown(made.get(name))}, but {shown(here)} is "
+                    "loaded; use Pipeline.from_png, which loads what the PNG names."
+                )
+        prompt = saved.pop("prompt")
+        size = saved.get("size")
+        chosen = {**saved, **loading, "drafter": self.recipe.drafter, "size": size}
+        pipeline = replace(self, target=self.target.sized(*size) if size else self.target, given=chosen)
+        changed: dict[str, Any] = {"seed": saved["seed"], **options}
+        return pipeline.with_options(**changed).generate(prompt)
 
     def with_options(self, **options: Unpack[ImageOptions]) -> Pipeline:
         """Return a pipeline with the same models and other settings.

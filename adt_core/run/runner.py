@@ -19,8 +19,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..drafters import DRAFTERS, WITH_WINDOW, Drafter
+from ..drafters import DRAFTERS, WITH_WINDOW, Drafter, recorded_name
 from ..engine.decoding import Decoding
+from ..engine.device.threads import use_one_thread_after_fork
 from ..engine.request import Request
 from ..errors import AdtError, Check, shown
 from ..files import write
@@ -281,6 +282,7 @@ class Runner:
         Raises:
             AdtError: If a prompt is empty or too long, or settings contradict each other.
         """
+        use_one_thread_after_fork()
         recipe = self.recipe
         negative = self.target.encode_prompt(recipe.negative_prompt) if recipe.negative_prompt.strip() else None
         request = Request.of(
@@ -327,7 +329,8 @@ class Runner:
         return {
             "prompt": prompt,
             **recipe,
-            **{name: public_name(recipe[name]) for name in ("model", "drafter")},
+            "model": public_name(recipe["model"]),
+            "drafter": public_name(recorded_name(self.drafter, recipe["drafter"])),
             "model_name": self.target.name,
             "device": self.target.decoder.embedding.device.type,
             "image_index": image_index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -52,6 +53,22 @@ def limit_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def use_one_thread_after_fork() -> None:
+    """Let torch use one CPU thread in a forked process, because the other threads of OpenMP do not survive a fork.
+
+    torch would wait for them without end. Programs should start processes with the method "spawn".
+    """
+    runtime = get_runtime()
+    if os.getpid() != runtime.process:
+        runtime.process = os.getpid()
+        if torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
+            logging.getLogger(__name__).warning(
+                "This process was forked after its parent had used PyTorch, so it uses one CPU thread; start processes "
+                "with the method 'spawn' to use more."
+            )
 
 
 class ThreadChoice:

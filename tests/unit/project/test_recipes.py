@@ -133,6 +133,7 @@ class ToyDrafter:
     """Drafter that repeats the tokens of the row above."""
 
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "drafts": DEPTH}
+    name = ""
     network = None
     kind = "toy"
     modes = ()

@@ -1,6 +1,8 @@
 """Tests of the pipeline, the front door of the library."""
 
+import copy
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -11,12 +13,15 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli, load_drafter
+from adt_core.drafters import Drafter
+from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.recipe import Loading
 from adt_core.run.images import read_settings
-from adt_core.run.options import ImageOptions, LoadingOptions
+from adt_core.run.options import ImageOptions, LoadingOptions, PngOptions
 from adt_core.run.pipeline import FIXED
 from adt_core.run.previews import BLANK
+from adt_core.runtime import get_runtime
 from tests.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,6 +71,7 @@ def test_numbers_of_other_libraries_are_accepted(pipe):
 
 def test_types_name_the_declared_options():
     assert ImageOptions.__annotations__.keys() == set(Recipe.names()) - set(FIXED)
+    assert PngOptions.__annotations__.keys() == set(Recipe.names())
     assert LoadingOptions.__annotations__.keys() == Loading.fields().keys() - {"model", "dtype", "weights"}
 
 
@@ -115,6 +121,85 @@ def test_the_saved_png_repeats_the_image(pipe, folder, tmp_path):
     assert read_settings(tmp_path / "boat.png")["temperature"] == 0.7
     again = Pipeline.from_png(tmp_path / "boat.png", device="cpu", model=folder)
     assert again.tokens.equal(result.tokens) and again.png[:8] == result.png[:8]
+
+
+def test_a_loaded_model_repeats_images_with_any_method(pipe, folder, tmp_path, monkeypatch):
+    """No model may be loaded again, and a PNG of another model or precision is refused."""
+    png = tmp_path / "boat.png"
+    result = pipe.generate("a boat", seed=4, temperature=0.7, method="adt-tree", depth_max=9)
+    result.save(png)
+    other = Pipeline.load("bundled", device="cpu")
+    single = Pipeline.load(folder, device="cpu", dtype="float32")
+    monkeypatch.setattr("adt_core.run.pipeline.load_target", None)
+    assert pipe.repeat(png).png == result.png
+    plain = pipe.repeat(png, method="no-drafting")
+    assert plain.tokens.equal(result.tokens) and plain.record["method"] == "no-drafting"
+    assert not pipe.repeat(png, seed=5).tokens.equal(result.tokens)
+    refused = (other, "the model name .* but 'bundled' is"), (single, "dtype 'float64', but 'float32' is")
+    for wrong, message in refused:
+        with pytest.raises(AdtError, match=message):
+            wrong.repeat(png)
+
+
+def test_options_replace_those_of_a_png(pipe, folder, tmp_path):
+    result = pipe.generate("a boat", seed=4)
+    result.save(tmp_path / "boat.png")
+    again = Pipeline.from_png(tmp_path / "boat.png", "cpu", model=folder, method="no-drafting")
+    assert again.tokens.equal(result.tokens) and again.record["method"] == "no-drafting"
+    with pytest.raises(AdtError, match="There is no option 'metod'"):
+        Pipeline.from_png(tmp_path / "boat.png", "cpu", model=folder, metod="no-drafting")
+
+
+class OwnDrafter(Drafter):
+    """Drafter of another program."""
+
+
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    [(OwnDrafter, "OwnDrafter"), (lambda: load_drafter("jacobi", None), "jacobi"), (JacobiDrafter, "bundled")],
+)
+def test_a_png_names_the_drafter_that_was_used(drafter, name):
+    """The name in the recipe is used only if a part of this package has made the drafter."""
+    bundled = Pipeline.load("bundled", device="cpu")
+    own = Pipeline(bundled.target, bundled.recipe, drafter())
+    assert own.settings("a boat")["drafter"] == name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pipeline_can_be_pickled_after_an_image(folder, dtype):
+    pipe = Pipeline.load(folder, device="cpu", dtype=dtype)
+    result = pipe.generate("a boat", seed=1)
+    copied = pickle.loads(pickle.dumps(pipe)), copy.deepcopy(pipe)
+    assert all(one.generate("a boat", seed=1).tokens.equal(result.tokens) for one in copied)
+    assert pickle.loads(pickle.dumps(result)).png == result.png
+
+
+def test_a_forked_process_uses_one_thread(pipe, monkeypatch, caplog, four_threads):
+    pipe.generate("a boat", method="no-drafting")
+    assert torch.get_num_threads() == 4
+    monkeypatch.setattr(get_runtime(), "process", -1)
+    pipe.generate("a boat", method="no-drafting")
+    assert torch.get_num_threads() == 1 and "This process was forked" in caplog.text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_generates_the_same_image(tmp_path):
+    """The threads of OpenMP do not survive a fork. Without a limit, the child would wait for them without end."""
+    program = (
+        "import os, sys\n"
+        "from adt_core import Pipeline\n"
+        "pipe = Pipeline.load('bundled', device='cpu')\n"
+        "png = pipe.generate('a red house', method='auto').png\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(pipe.generate('a red house', method='auto').png != png)\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "was forked" in done.stderr and "'spawn'" in done.stderr
 
 
 def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypatch):
