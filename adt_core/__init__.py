@@ -13,6 +13,7 @@ The names of the public API are imported on first use, so that `import adt_core`
   `Trace` records all rounds.
 - `Recipe` contains all settings of an image, in the groups `Sampling`, `Drafting`, `Lantern` (relaxed acceptance of
   drafts) and `Loading`.
+- `custom_generate` lets a model that transformers has loaded generate images with this engine.
 - `__version__` is the version of the package.
 - `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Target,
         Trace,
         __version__,
+        custom_generate,
         load_drafter,
         load_target,
     )
@@ -60,6 +62,7 @@ __all__ = [
     "Target",
     "EncodedPrompt",
     "load_drafter",
+    "custom_generate",
 ]
 
 

@@ -9,6 +9,7 @@ from .models.load import load_target
 from .models.target import EncodedPrompt, Target
 from .policies import Drafting
 from .recipe import Loading, Recipe
+from .run.custom_generate import custom_generate
 from .run.pipeline import Pipeline, Step
 from .run.runner import Result
 from .settings import Lantern, Sampling

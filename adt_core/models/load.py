@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumin
 from .family import Family
 from .quantised import check_device, quantise
 from .reading.checkpoint import Checkpoint, NoWeights
-from .reading.entries import check_entries, fill
+from .reading.entries import Entry, check_entries, fill
 from .reading.paths import home_of, name_of, resolve
 from .streamed import allocate
 from .target import PublishedSampling, Target, Words
@@ -92,7 +93,30 @@ def load_target(
         AdtError: If the files are damaged, don't contain a supported model, or the device does not support the weights.
     """
     check_device(weights, torch.device(device), dtype)
-    checkpoint = open_checkpoint(path)
+    target = target_of(open_checkpoint(path), device, dtype, check, weights, exact, device_memory)
+    if str(path) == BUNDLED:
+        target.name = BUNDLED
+        target.published = BUNDLED_SAMPLING
+        target.words = bundled_words()
+        target.prompter.name = "the bundled model"
+    return target
+
+
+def target_of(
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    check: Check | None = None,
+    weights: str | None = None,
+    exact: bool = True,
+    device_memory: float | None = None,
+    filled: Callable[[Entry], object] | None = None,
+) -> Target:
+    """Return the target of an open checkpoint; see :func:`load_target`.
+
+    Args:
+        filled: Called after each parameter is filled.
+    """
     refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
@@ -104,14 +128,9 @@ def load_target(
     allocate(target, torch.device(device), device_memory)
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
-    fill(family.entries(target, checkpoint), checkpoint, check)
+    fill(family.entries(target, checkpoint), checkpoint, check, filled)
     target.published = family.sampling
     target.trained = family.trained
-    if str(path) == BUNDLED:
-        target.name = BUNDLED
-        target.published = BUNDLED_SAMPLING
-        target.words = bundled_words()
-        target.prompter.name = "the bundled model"
     return target
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, KeysView, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -71,6 +71,11 @@ class StoredTensor(NamedTuple):
     read: Callable[[], Tensor]
     file: Path
     name: str
+
+    @classmethod
+    def of(cls, tensor: Tensor, file: Path, name: str) -> StoredTensor:
+        """Return an entry for a tensor that is in memory."""
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach, file, name)
 
     def read_finite(self) -> Tensor:
         """Read the tensor to the CPU and check that all numbers are finite. float8 is converted to float32.
@@ -233,10 +238,7 @@ def _read_pickle(file: Path) -> dict[str, StoredTensor]:
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
     if not named or not all(map(_is_dense, loaded.values())):
         raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors file.")
-    return {
-        name: StoredTensor(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
-        for name, value in loaded.items()
-    }
+    return {name: StoredTensor.of(value, file, name) for name, value in loaded.items()}
 
 
 def _is_dense(value: object) -> bool:
@@ -341,6 +343,16 @@ class Checkpoint:
             raise AdtError(f"{self[twice].file} and {file} {problem}; keep only the files of one model in the folder.")
         self.files.append(file)
         self._tensors |= added
+
+    def use_tensors(self, tensors: Mapping[str, Tensor], kept: str) -> None:
+        """Use the tensors of a loaded model instead of those of the files.
+
+        Args:
+            tensors: Tensors by name.
+            kept: Prefix of the names of the files' tensors that are used if the model lacks them.
+        """
+        self._tensors = {name: stored for name, stored in self._tensors.items() if name.startswith(kept)}
+        self._tensors |= {name: StoredTensor.of(value, self.path, name) for name, value in tensors.items()}
 
     def find_companion(self, patterns: tuple[str, ...]) -> Path | None:
         """Return a file or folder that the model needs in addition to its own files, such as its codec.

@@ -131,11 +131,17 @@ def _check_dtypes(names: list[str], checkpoint: Checkpoint) -> None:
 
 
 @torch.no_grad()
-def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
+def fill(
+    entries: list[Entry],
+    checkpoint: Checkpoint,
+    check: Check | None = None,
+    filled: Callable[[Entry], object] | None = None,
+) -> None:
     """Fill the parameters of all entries one by one.
 
     Args:
         check: Called before each parameter. It may raise an exception to cancel.
+        filled: Called after each parameter.
 
     Raises:
         AdtError: If a number in a file is not finite, or too large for the dtype of its parameter.
@@ -149,6 +155,8 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
         is_clamped = entry.put is not None and entry.parameter.element_size() == 1
         if not is_clamped and _may_overflow(entry.parameter.dtype, value.dtype):
             _refuse_overflow(entry.parameter, sources)
+        if filled is not None:
+            filled(entry)
 
 
 def _may_overflow(dtype: torch.dtype, source: torch.dtype) -> bool:
