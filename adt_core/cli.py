@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from .app import args
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
 from .recipe import Loading, Recipe, method_options
+from .run.extensions import add_installed
 from .settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
 from .version import VERSION
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
+        add_installed()
         command, options = parse(argv)
         print_result(command(options))
         return 0

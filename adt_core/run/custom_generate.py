@@ -26,6 +26,7 @@ from ..models.reading.entries import Entry
 from ..models.target import EncodedPrompt, Target
 from ..models.torch_state import own_torch_state
 from ..settings import MAX_SEED
+from .extensions import add_installed
 from .pipeline import Pipeline
 from .resolve import Hardware, resolve_recipe
 
@@ -147,6 +148,7 @@ def custom_generate(
     Raises:
         AdtError: If the model is of another kind, or its checkpoint can't be read.
     """
+    add_installed()
     folder = str(path or model.name_or_path)
     checkpoint = open_checkpoint(folder)
     parameters = dict(model.named_parameters())

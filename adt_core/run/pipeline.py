@@ -29,6 +29,7 @@ from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Recipe
 from ..settings import MAX_BATCH_SIZE, Option, plain
 from .checkpoints import default_folder
+from .extensions import add_installed
 from .images import read_settings
 from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
@@ -113,6 +114,7 @@ class Pipeline(Runner):
         Raises:
             AdtError: If the model is not installed or can't be read, or an option is not valid.
         """
+        add_installed()
         _check_names(loading, Loading.fields())
         given: dict[str, Any] = {
             "model": find_model(model),
@@ -156,6 +158,7 @@ class Pipeline(Runner):
         Raises:
             AdtError: If the PNG contains no valid settings, or an option is unknown or not valid.
         """
+        add_installed()
         _check_names(options, Recipe.names())
         paths: dict[str, Any] = {name: str(value) for name, value in options.items() if name in ("model", "drafter")}
         given: dict[str, Any] = {**options, **paths}
