@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .app import args
+from .app import args, config_file
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
 from .recipe import Loading, Recipe, method_options
 from .run.extensions import add_installed
@@ -353,11 +353,11 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():
-        name = command.__name__.replace("_", "-")
         text = command.__doc__ or ""
-        subparser = commands.add_parser(name, help=text, description=text)
+        subparser = commands.add_parser(command_name(command), help=text, description=text)
         subparser.set_defaults(run=command)
         subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        subparser.add_argument("--config", metavar="FILE", help="JSON or TOML file with options; others override it")
         for title, tables in groups.items():
             _add_group(subparser.add_argument_group(title), tables, ONE_OF.get(command, ()))
     return parser
@@ -372,10 +372,28 @@ def _add_group(group: argparse._ArgumentGroup, tables: Group, one_of: Sequence[s
         _add(either if name in one_of else group, name, setting, has_drafter_defaults=method_options in tables)
 
 
+def _with_config(argv: Sequence[str]) -> list[str]:
+    """Return the command line with the options of the file of `--config` after the command."""
+    reader = _Parser(add_help=False)
+    reader.add_argument("--config", type=lambda text: Path(os.path.expanduser(text)))
+    config = reader.parse_known_args(argv)[0].config
+    groups = next((groups for command, groups in COMMANDS.items() if argv and command_name(command) == argv[0]), None)
+    if config is None or groups is None:
+        return list(argv)
+    options = {name: option for tables in groups.values() for table in tables for name, option in table().items()}
+    return [argv[0], *_checked(config_file.command_line, config, options, argv[0]), *argv[1:]]
+
+
+def command_name(command: Command) -> str:
+    """Return the name of a command on the command line."""
+    return command.__name__.replace("_", "-")
+
+
 def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     """Parse a command line.
 
-    With `--from-png`, settings from the PNG are used for all options that are not on the command line.
+    With `--config`, the options of a file come before those on the command line. With `--from-png`, settings from the
+    PNG are used for all options that are not on the command line.
 
     Returns:
         The function of the command, and the values of its options by name.
@@ -383,8 +401,9 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     Raises:
         AdtError: If the arguments are invalid.
     """
-    options = vars(_build_parser().parse_args(argv))
+    options = vars(_build_parser().parse_args(_with_config(argv)))
     command = options.pop("run")
+    options.pop("config")
     png = options.get("from_png")
     if png is not None:
         from .run import png_settings

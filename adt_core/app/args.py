@@ -287,6 +287,7 @@ class TrainingOutputArgs(Settings):
     output: Path = path("Folder of the drafter, to use as `drafter`.", "DIR")
     every: int = integer(100, "Measure and save after this many steps.", 1, None, metavar="N")
     compare: str | None = text(None, "Also measure this drafter on the same held-out images.", "PATH")
+    logging_dir: Path | None = path("Also log losses and acceptance for TensorBoard, in this folder.", "DIR")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from ...run.images import check_outputs
 from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, choose_device, resolve_recipe
 from ...settings import BUNDLED, Sampling
-from .callbacks import ProgressBars, TrainingCallback
+from .callbacks import ProgressBars, TensorBoardLogs, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
 from .estimate import SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
@@ -252,7 +252,8 @@ def run(plan: TrainingPlan) -> str:
     """
     target = Pipeline.of(plan.recipe, plan.device).target
     other = _load_network("compare", plan.files.compare, target)
-    with closing(ProgressBars()) as bars:
+    logging_dir = plan.files.logging_dir
+    with closing(ProgressBars() if logging_dir is None else TensorBoardLogs(logging_dir)) as bars:
         trainer = train(plan, target, bars)
     if other is None:
         return trainer.summary

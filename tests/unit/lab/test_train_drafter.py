@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,36 @@ def with_and_without(target, drafter):
 
 
 # ---- training -------------------------------------------------------------
+
+
+def test_tensorboard_shows_the_columns_of_the_log(train, tmp_path, monkeypatch):
+    """A resumed training must not log the measurements of earlier runs again."""
+    scalars = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "logs")
+
+        def add_scalar(self, name, value, step):
+            scalars.append((name, float(value), step))
+
+        def close(self):
+            scalars.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter))
+    for steps in (4, 7):
+        code, _, err = train(steps=steps, logging_dir=tmp_path / "logs")
+        assert code == 0, err
+    rows = table(tmp_path / "out")
+    expected = [(name, float(value), int(row["step"])) for row in rows for name, value in row.items() if name != "step"]
+    assert [int(row["step"]) for row in rows] == [3, 4, 6, 7]
+    assert [scalar for scalar in scalars if scalar != "closed"] == expected and scalars[-1] == "closed"
+
+
+def test_logs_need_tensorboard(train, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = train(logging_dir=tmp_path / "logs")
+    assert code == 1 and "--logging-dir needs TensorBoard" in err and "pip install tensorboard" in err
 
 
 def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):

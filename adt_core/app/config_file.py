@@ -1,0 +1,72 @@
+"""Files with options of a command, for `--config`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import AdtError, shown
+from ..files import parse_json, read_text, reason
+from ..settings import Option
+
+_MOST = 1
+"""Maximum size of a file in MiB."""
+
+
+def command_line(path: Path, options: Mapping[str, Option], command: str) -> list[str]:
+    """Return the options of a file as words of a command line.
+
+    The words go before those of the user, so the user's options win, and both are checked in the same way.
+
+    Args:
+        path: JSON object or TOML file with values by option name, such as `guidance_scale` or `guidance-scale`.
+        options: Declarations of the command's options, by name.
+        command: Name of the command.
+
+    Raises:
+        AdtError: If the file can't be read, or contains something other than options of the command.
+    """
+    words: list[str] = []
+    for key, value in _read(path).items():
+        name = key.replace("-", "_")
+        if name not in options:
+            raise AdtError(f"`config`: '{path}' has {shown(key)}, which is no option of {command}; remove it.")
+        words += _words(f"--{name.replace('_', '-')}", value, options[name], path)
+    return words
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path, _MOST)
+        found = _toml(text) if path.suffix.lower() == ".toml" else parse_json(text)
+    except OSError as error:
+        raise AdtError(f"`config`: '{path}' can't be read ({reason(error)}); name another file.") from error
+    except ValueError as error:
+        raise AdtError(f"`config`: '{path}' is not valid JSON or TOML ({error}); correct it.") from error
+    if not isinstance(found, dict):
+        raise AdtError(f"`config`: '{path}' is no object with options by name; write {{\"seed\": 1}}, for example.")
+    return found
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if importlib.util.find_spec("tomllib") is None:
+        raise AdtError("`config`: TOML files need Python 3.11; use a JSON file.")
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def _words(flag: str, value: Any, option: Option, path: Path) -> list[str]:
+    """Return the words for one option. Null and false leave it out."""
+    if value is None or value is False:
+        return []
+    if value is True and option.kind is bool:
+        return [flag]
+    if isinstance(value, list) and option.kind is tuple:
+        value = "x".join(map(str, value))
+    values = value if isinstance(value, list) and option.repeated else [value]
+    if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
+        raise AdtError(f"`config`: '{path}' has {shown(value)} as the value of {flag}; write a text or a number.")
+    return [f"{flag}={item}" for item in values]
