@@ -275,3 +275,13 @@ def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
     target.decoder.set_dtype(torch.bfloat16)
     next(iter(decoding))
     assert "bfloat16" in names[-1]
+
+
+def test_requests_without_prompts_or_with_some_negative_prompts_are_refused(models):
+    """A negative prompt for one of two images would guide both images by the wrong rows."""
+    target, _ = models
+    prompts = [target.encode_prompt("a cat"), target.encode_prompt("a dog")]
+    with pytest.raises(AdtError, match="batch_size is 0"):
+        new_decoding(target, [], drafting=Drafting(PLAIN))
+    with pytest.raises(AdtError, match="1 negative prompts were given for 2 prompts; give one for each, or none."):
+        new_decoding(target, prompts, drafting=Drafting(PLAIN), negatives=prompts[:1])

@@ -386,3 +386,9 @@ def test_predicted_has_bounds_of_its_own():
     own, paper = (resolve_recipe({"method": method}, CUDA).drafting.settings for method in ("predicted", "adt-tree"))
     assert own.predict_from == "both" and paper.init == "horizontal"
     assert (own.width_min, own.width_max) != (paper.width_min, paper.width_max)
+
+
+@pytest.mark.parametrize("name", ["depth", "width"])
+def test_a_minimum_above_the_maximum_is_refused(name):
+    with pytest.raises(AdtError, match=f"{name}_min is 9, above {name}_max 8; make it at most 8."):
+        Drafting("adt-tree", **{f"{name}_min": 9, f"{name}_max": 8})

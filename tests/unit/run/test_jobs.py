@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
+from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, Sampling
+from adt_core.run import jobs
+from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.runner import split
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -70,3 +72,11 @@ def test_a_png_contains_the_options(pipeline, lantern, options):
     assert tuple(settings[name] for name in names) == options
     others = {"prompt": "a cat", "image_index": 2, "negative_prompt": "fog", "size": None}
     assert others.items() <= settings.items()
+
+
+def test_a_list_with_too_many_images_is_refused(monkeypatch):
+    monkeypatch.setattr(jobs, "MAX_IMAGES", 5)
+    entries = [PromptEntry(str(number), "a cat") for number in range(3)]
+    assert JobList(entries[:2], Recipe(), per_prompt=2).count == 4
+    with pytest.raises(AdtError, match="num_images_per_prompt: this makes 6 images, but at most 5 are allowed"):
+        JobList(entries, Recipe(), per_prompt=2)

@@ -19,6 +19,7 @@ from adt_core.recipe import Recipe
 from adt_core.run import lines
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.lines import ImageLines
+from adt_core.run.store import clashing_images
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -274,3 +275,40 @@ def test_a_line_that_has_become_longer_is_not_read_completely(tmp_path):
     copied = io.BytesIO()
     lines._copy([lines._Place(path, 0, 3), lines._Place(path, 3, 3)], copied)
     assert copied.getvalue() == b"{}\nxxx"
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 10**5])
+def test_a_damaged_index_is_not_replaced(generate, content):
+    Path("out").mkdir()
+    Path("out/index.json").write_text(content, encoding="utf-8")
+    code, _, err = generate(format="webdataset")
+    assert code == 2 and "index.json' is not an index of this pack" in err
+    assert Path("out/index.json").read_text(encoding="utf-8") == content
+
+
+def test_the_tar_of_a_shorter_list_is_not_replaced(generate):
+    assert generate(format="webdataset")[0] == 0
+    first = Path("out/00000.tar").read_bytes()
+    Path("list.txt").write_text("\n".join([*PROMPTS, "a boat"]), encoding="utf-8")
+    code, _, err = generate(format="webdataset")
+    assert code == 0, err
+    assert Path("out/00000.tar").read_bytes() == first and Path("out/00001.tar").is_file()
+    tars = json.loads(Path("out/index.json").read_text(encoding="utf-8"))["shardlist"]
+    assert [(tar["url"], tar["nsamples"]) for tar in tars] == [("00000.tar", 4), ("00001.tar", 1)]
+
+
+def test_lines_that_can_not_be_read_are_an_error_with_a_remedy(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    written = ImageLines(tmp_path / "t.jsonl", JobList([PromptEntry("1", "a cat")], Recipe()), lambda job: {})
+    written.append(JobList([PromptEntry("1", "a cat")], Recipe()).job(1), {"tokens": []})
+    monkeypatch.setattr(lines, "bounded_lines", fail)
+    with pytest.raises(AdtError, match="t.jsonl' can't be read .*; delete it, or choose another file."):
+        written.finish()
+
+
+def test_files_with_numbers_above_the_lists_are_no_images_of_it(tmp_path):
+    """A prompt list with such a name in the folder of the images is not replaced by an image."""
+    others = [tmp_path / "000002.png", tmp_path / "000009.png", tmp_path / "000000.png"]
+    assert [path.name for path in clashing_images(tmp_path, 3, others)] == ["000001.png", "000002.png"]

@@ -1,6 +1,7 @@
 """Tests of masks: rounding to cells, hostile masks, the option `--mask`, the library, and the PNG."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Pipeline, cli
-from adt_core.run.masks import generated_cells, upper_part_kept
+from adt_core.run.masks import generated_cells, kept_of, upper_part_kept
 
 HOLE = (slice(4, 10), slice(5, 12))
 
@@ -145,3 +146,26 @@ def test_the_mask_is_not_overwritten(picture, capsys):
     given = ["generate", "--prompt", "x", "--continue-from", str(image), "--mask", str(mask), "--output", str(mask)]
     assert cli.main(given) == 2
     assert "which would be overwritten" in capsys.readouterr().err
+
+
+def test_several_masks_for_one_image_are_refused(pipeline, picture):
+    with pytest.raises(AdtError, match="mask has 2 masks for one image; give one mask."):
+        pipeline.keep(picture[1], torch.ones(2, 8, 8))
+
+
+def test_a_model_with_a_small_image_keeps_a_part_of_it_too():
+    """GLM-Image generates a small image first, whose tokens are those of the image at its size."""
+    encoded = []
+
+    def encode(pixels):
+        encoded.append(tuple(pixels.shape[2:]))
+        return torch.full((1, pixels.shape[2] // 8, pixels.shape[3] // 8), len(encoded))
+
+    def kept(cells, generated, small):
+        return torch.cat([small.flatten(1), torch.where(generated, -1, cells).flatten(1)], 1)
+
+    target = SimpleNamespace(downsample=8, lead=(1, 2), grid=(2, 4), kept=kept, codec=SimpleNamespace(encode=encode))
+    generated = torch.zeros(1, 2, 4, dtype=torch.bool)
+    generated[0, 1, 2:] = True
+    codes = kept_of(Image.new("RGB", (32, 16)), generated, target)
+    assert encoded == [(8, 16), (16, 32)] and codes == (1, 1, 2, 2, 2, 2, 2, 2)

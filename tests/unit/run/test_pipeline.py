@@ -17,7 +17,7 @@ from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli, load_d
 from adt_core.drafters import Drafter
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.recipe import Loading
-from adt_core.run.images import read_settings
+from adt_core.run.images import read_settings, to_png
 from adt_core.run.options import ImageOptions, LoadingOptions, PngOptions
 from adt_core.run.pipeline import FIXED
 from adt_core.run.previews import BLANK
@@ -141,6 +141,15 @@ def test_a_loaded_model_repeats_images_with_any_method(pipe, folder, tmp_path, m
             wrong.repeat(png)
 
 
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("method", "magic"), ("prompt", 7), ("seed", "x")])
+def test_invalid_values_in_a_png_are_refused(pipe, folder, tmp_path, name, value):
+    """Anybody may have written the PNG."""
+    png = to_png(torch.zeros(3, 8, 8), {**pipe.settings("a boat"), name: value})
+    (tmp_path / "a.png").write_bytes(png)
+    with pytest.raises(AdtError, match=f"a.png has {name} .*, which is not valid; generate a new image instead."):
+        Pipeline.from_png(tmp_path / "a.png", "cpu", model=folder)
+
+
 def test_options_replace_those_of_a_png(pipe, folder, tmp_path):
     result = pipe.generate("a boat", seed=4)
     result.save(tmp_path / "boat.png")
@@ -221,6 +230,8 @@ def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypat
         (lambda pipe: next(pipe.stream("a boat")), "prompts is the text 'a boat', but a list"),
         (lambda pipe: pipe.generate("a boat", temperature=-1), "temperature is -1"),
         (lambda pipe: pipe.generate(None), "prompt contains None, but a text"),
+        (lambda pipe: pipe.generate(TEXTS, seed=[1, 2]), "seed has 2 seeds for 3 texts; give one for each"),
+        (lambda pipe: pipe.generate(TEXTS, seed=[1, 2, -3]), "seed is -3"),
         (lambda pipe: pipe.generate(["a boat", 1]), "prompt contains 1, but a text"),
         (lambda pipe: pipe.generate("a boat", batch_size="2"), "batch_size is '2'; it must be a whole number"),
         (lambda pipe: pipe.generate("a boat", num_images_per_prompt=2.5), "num_images_per_prompt is 2.5"),

@@ -524,6 +524,21 @@ def test_the_default_batch_size_fits_into_the_free_memory(models, monkeypatch):
     assert default_batch_size(pipeline, ["long " * 100]) == 8, "without a valid prompt, the memory does not matter"
 
 
+def test_the_limit_of_the_process_counts_if_the_free_memory_is_unknown(models, monkeypatch):
+    """In some containers, the files of the system can't be read."""
+
+    def fail():
+        raise OSError
+
+    pipeline = Pipeline(models[0], Recipe(drafting=Drafting("no-drafting")))
+    required = batch_size.required_bytes(pipeline.decoding(["a red house"] * 4).request, 2)
+    limit = SimpleNamespace(bytes=1.01 * required / batch_size.MEMORY_SHARE)
+    monkeypatch.setattr(batch_size.psutil, "virtual_memory", fail)
+    monkeypatch.setattr(batch_size, "memory_limit", lambda: limit)
+    monkeypatch.setattr(batch_size, "cpu_memory_shortage", lambda *_: "")
+    assert default_batch_size(pipeline, ["a red house"]) == 2
+
+
 def test_a_list_is_decoded_in_batches_by_default(generate, monkeypatch):
     sizes = []
     decoding = Pipeline.decoding
