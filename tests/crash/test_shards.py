@@ -1,8 +1,11 @@
-"""Three shards of a list of 200 prompts, killed 20 times at random moments.
+"""Three shards of a list of 200 prompts, killed 20 times at random moments, and merged.
 
-The prompts are the captions of the pack. The union of the shards must equal an uninterrupted run.
+The prompts are the captions of the pack. The union of the shards must equal an uninterrupted run. With the environment
+variable ``ADT_TREE_SHARD_PROMPTS=10000``, the list repeats the captions, and has images in subfolders.
 """
 
+import json
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from adt_core import cli
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.run.images import read_settings
 from tests.command import read_lines, words
@@ -24,6 +28,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 20
+PROMPTS = int(os.environ.get("ADT_TREE_SHARD_PROMPTS", "200"))
 SHARDS = ("1/3", "2/3", "3/3")
 
 
@@ -38,7 +43,7 @@ class Shards:
     def __init__(self, folder: Path, options: dict):
         self.folder = folder / "parts"
         self.kills = 0
-        self._options = {**options, "tokens": folder / "t.jsonl"}
+        self._options = {**options, "tokens": folder / "t.jsonl", "report": folder / "r.json"}
         self._log = (folder / "log.txt").open("w", encoding="utf-8")
         self._rng = random.Random(4)
         self._running: dict[str, subprocess.Popen] = {}
@@ -52,9 +57,9 @@ class Shards:
                 command = [sys.executable, "-m", "adt_core"]
                 command += words("generate", **self._options, output=self.folder, shard=shard)
                 self._running[shard] = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
-                self._due[shard] = self._count() + self._rng.randint(1, 12)
+                self._due[shard] = self._count() + self._rng.randint(1, 12 * PROMPTS // 200)
             waiting = [shard for shard in list(self._running) if self._ended(shard)]
-            time.sleep(0.01)
+            time.sleep(0.01 if PROMPTS < 1000 else 0.2)
 
     def _count(self) -> int:
         return len(list(self.folder.glob("*"))) if self.folder.exists() else 0
@@ -74,30 +79,31 @@ class Shards:
 
 def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
     prompts = read_prompts(BUNDLED_CAPTIONS, "all")
-    assert len(prompts) == 200
+    prompts = [prompts[number % len(prompts)] for number in range(PROMPTS)]
     (tmp_path / "list.txt").write_text("\n".join(prompts), encoding="utf-8")
     target = write_tiny_checkpoint(tmp_path / "target", scale=3.0)
     options = {"model": target, "drafter": "jacobi", "method": "adt-tree", "dtype": "float64", "device": "cpu"}
     options |= {"prompts": tmp_path / "list.txt", "batch_size": 1, "invalid_prompts": "truncate"}
-    single = words("generate", **options, output=tmp_path / "whole", tokens=tmp_path / "whole.jsonl")
+    beside = {"tokens": tmp_path / "whole.jsonl", "report": tmp_path / "whole-r.json"}
+    single = words("generate", **options, output=tmp_path / "whole", **beside)
     subprocess.run([sys.executable, "-m", "adt_core", *single], cwd=ROOT, check=True)
     shards = Shards(tmp_path, options)
     shards.run()
     assert shards.kills == KILLS
     whole, parts = (
-        {path.name: image_of(path) for path in folder.iterdir()} for folder in (tmp_path / "whole", shards.folder)
+        {path.relative_to(folder): image_of(path) for path in folder.rglob("*.png")}
+        for folder in (tmp_path / "whole", shards.folder)
     )
-    assert parts == whole and len(whole) == 200
-    lines = sorted((line for shard in (1, 2, 3) for line in read_lines(tmp_path / f"t-{shard}-of-3.jsonl")), key=image)
-    assert lines == read_lines(tmp_path / "whole.jsonl")
+    assert parts == whole and len(whole) == PROMPTS
+    assert cli.main(["merge", str(tmp_path / "t.jsonl"), str(tmp_path / "r.json")]) == 0
+    assert read_lines(tmp_path / "t.jsonl") == read_lines(tmp_path / "whole.jsonl")
+    merged, single = (json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "r.json", beside["report"]))
+    for name in ("images", "tokens", "target_forwards", "verified_drafts", "seed", "method"):
+        assert merged[name] == single[name], name
+    assert merged["images"] == PROMPTS
 
 
 def image_of(path: Path) -> tuple[list, bytes]:
     """Return the tokens and the pixels of an image."""
     with Image.open(path) as opened:
         return read_settings(path)["tokens"], opened.tobytes()
-
-
-def image(line: dict) -> int:
-    """Return the number of a line's image."""
-    return line["image"]
