@@ -82,6 +82,26 @@ def test_transformers_computes_the_same_with_shared_weights(kind, tmp_path):
         assert (model(input_ids=ids).logits - before).abs().max() < 1e-10
 
 
+def test_half_precision(tmp_path):
+    """The last norm and the head are stored in float32, so they are copies."""
+    model = load("chameleon", tmp_path / "model").to(torch.bfloat16)
+    pipe = Pipeline.load(tmp_path / "model", device="cpu", dtype="bfloat16", drafter="jacobi")
+    generate = custom_generate(model, drafter="jacobi")
+    assert generate.pipeline.target.decoder.exact and generate.pipeline.target.decoder.dtype == torch.bfloat16
+    ids = torch.tensor([pipe.target.encode_prompt("a cat")])
+    found = model.generate(ids, custom_generate=generate, do_sample=True, top_k=0, guidance_scale=2.0, seed=3)
+    result = pipe.generate("a cat", seed=3, temperature=1.0, top_p=1.0, guidance_scale=2.0)
+    assert found[0, ids.shape[1] :].equal(pipe.target.decoder.image_ids[result.tokens.flatten()])
+
+
+def test_several_images_of_a_prompt_differ(loaded):
+    model, generate, pipe = loaded
+    ids = torch.tensor([pipe.target.encode_prompt("a cat")])
+    options = {"do_sample": True, "top_k": 0, "seed": 1, "max_new_tokens": pipe.target.length}
+    one, other = model.generate(ids, custom_generate=generate, num_return_sequences=2, **options)
+    assert not one.equal(other) and one.equal(model.generate(ids, custom_generate=generate, **options)[0])
+
+
 def test_a_model_in_memory_counts_and_not_its_files(tmp_path):
     """A fine-tuned model has other weights than the files from which it was loaded."""
     model = load("emu3", tmp_path / "model")
