@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = [Requirement(line).name for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
-EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib"]
+EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib", "tensorboard"]
 """Optional packages of some commands and families. If they are installed, their licences are checked."""
 PERMISSIVE = ("0BSD", "Apache", "BSD", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MPL-2.0", "PSF-2.0")
 PERMISSIVE += ("3-Clause BSD", "Historical Permission Notice", "Mozilla Public License 2.0")
