@@ -74,10 +74,13 @@ class CustomGenerate:
             (Janus): the codes [B, T], as such a model returns them.
 
         Raises:
-            AdtError: If a prompt does not begin an image of this size, or is too long.
+            AdtError: If a prompt does not begin an image of this size, or is too long; or if the model was moved.
         """
         pipeline = self.pipeline.with_options(**_options(generation_config, seed))
         target = pipeline.target
+        embedding = model.get_input_embeddings()
+        if embedding.weight.data_ptr() != target.decoder.embedding.data_ptr():
+            raise AdtError("`custom_generate` was made for another model, or before this one was moved; make it again.")
         given = model_inputs.get("attention_mask")
         mask = torch.ones_like(input_ids) if given is None else given
         prompts = [EncodedPrompt(row[kept.bool()].tolist()) for row, kept in zip(input_ids.cpu(), mask.cpu())]
@@ -92,7 +95,7 @@ class CustomGenerate:
         )
         codes = Decoding(request).run().codes.to(input_ids.device)
         ids = target.decoder.image_ids.to(input_ids.device)
-        if int(ids.max()) >= model.get_input_embeddings().num_embeddings:
+        if int(ids.max()) >= embedding.num_embeddings:
             return codes
         return torch.cat([input_ids, ids[codes]], 1)
 

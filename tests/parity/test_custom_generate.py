@@ -1,5 +1,7 @@
 """Tests of `generate(..., custom_generate=...)`, with which a model of transformers uses this engine."""
 
+import copy
+
 import pytest
 import torch
 from transformers import ChameleonForConditionalGeneration, Emu3ForConditionalGeneration, JanusForConditionalGeneration
@@ -100,6 +102,14 @@ def test_several_images_of_a_prompt_differ(loaded):
     options = {"do_sample": True, "top_k": 0, "seed": 1, "max_new_tokens": pipe.target.length}
     one, other = model.generate(ids, custom_generate=generate, num_return_sequences=2, **options)
     assert not one.equal(other) and one.equal(model.generate(ids, custom_generate=generate, **options)[0])
+
+
+def test_another_or_a_moved_model_is_refused(loaded):
+    model, generate, pipe = loaded
+    ids = torch.tensor([pipe.target.encode_prompt("a cat")])
+    other = copy.deepcopy(model)
+    with pytest.raises(AdtError, match="custom_generate was made for another model, or before this one was moved"):
+        other.generate(ids, custom_generate=generate, max_new_tokens=pipe.target.length)
 
 
 def test_a_model_in_memory_counts_and_not_its_files(tmp_path):
