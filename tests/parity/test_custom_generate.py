@@ -104,6 +104,18 @@ def test_several_images_of_a_prompt_differ(loaded):
     assert not one.equal(other) and one.equal(model.generate(ids, custom_generate=generate, **options)[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_weights_of_its_own_again_can_be_saved(kind, tmp_path):
+    model = load(kind, tmp_path / "model")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    custom_generate(model, drafter="jacobi", size=SIZE.get(kind))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
+    model.save_pretrained(tmp_path / "saved")
+    saved = KINDS[kind][0].from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in before.items())
+
+
 def test_another_or_a_moved_model_is_refused(loaded):
     model, generate, pipe = loaded
     ids = torch.tensor([pipe.target.encode_prompt("a cat")])
