@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from .app import args, config_file
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
-from .recipe import Loading, Recipe, method_options
+from .recipe import Loading, Placement, Recipe, method_options
 from .run.extensions import add_installed
 from .settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
@@ -113,7 +113,7 @@ def generate(options: dict[str, Any]) -> str:
         given=_given(options),
         batch=_section(args.BatchArgs, options),
         image_to_image=_section(args.ImageToImageArgs, options),
-        device=_device(options),
+        placement=_placement(options),
         parallel=_section(args.WorkerArgs, options),
     )
     return command.run(_checked(command.plan, arguments))
@@ -127,7 +127,7 @@ def benchmark(options: dict[str, Any]) -> str:
     scores = _section(args.QualityArgs, options)
     parallel = _section(args.WorkerArgs, options)
     run = paper.run if comparison.paper else benchmark.run
-    return run(comparison, scores, parallel, _given(options), _device(options))
+    return run(comparison, scores, parallel, _given(options), _placement(options))
 
 
 def merge(options: dict[str, Any]) -> str:
@@ -164,7 +164,7 @@ def doctor(options: dict[str, Any]) -> str:
 
     if options["kernels"]:
         doctor.allow_kernels()
-    return substitute_inputs(doctor.run(_given(options), _device(options)), option_flag)
+    return substitute_inputs(doctor.run(_given(options), _placement(options)), option_flag)
 
 
 def train_drafter(options: dict[str, Any]) -> str:
@@ -173,7 +173,7 @@ def train_drafter(options: dict[str, Any]) -> str:
 
     sections = (args.TrainingDataArgs, args.TrainingArgs, args.TrainingOutputArgs)
     arguments = [_section(section, options) for section in sections]
-    return drafter.run(_checked(drafter.plan, *arguments, _given(options), _device(options)))
+    return drafter.run(_checked(drafter.plan, *arguments, _given(options), _placement(options)))
 
 
 def check_drafter(options: dict[str, Any]) -> str:
@@ -181,7 +181,7 @@ def check_drafter(options: dict[str, Any]) -> str:
     from .lab.training import pairing
 
     arguments = _section(args.CheckDrafterArgs, options)
-    return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))
+    return pairing.run(_checked(pairing.plan, arguments, _given(options), _placement(options)))
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in Recipe.names() if options.get(name) is not None}
 
 
-def _device(options: Mapping[str, Any]) -> str:
-    return _section(args.DeviceArgs, options).device
+def _placement(options: Mapping[str, Any]) -> Placement:
+    return _section(Placement, options)
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _sampling() -> OptionTable:
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], OptionTable], ...]
 """Functions that return the options of one group in `--help`."""
-MODEL: Group = (Loading.options, partial(_of_recipe, "drafter"), args.DeviceArgs.options)
+MODEL: Group = (Loading.options, partial(_of_recipe, "drafter"), Placement.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
@@ -256,7 +256,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     doctor: {"model": MODEL, "sampling": (_sampling,), "Triton kernels": (args.DoctorArgs.options,)},
     train_drafter: {
         "training data": (args.TrainingDataArgs.options,),
-        "model": (Loading.options, args.DeviceArgs.options),
+        "model": (Loading.options, Placement.options),
         "training": (args.TrainingArgs.options,),
         "sampling": (_sampling,),
         "results": (args.TrainingOutputArgs.options,),

@@ -24,6 +24,7 @@ from .settings import (
     choice,
     flat_lantern,
     integer,
+    number,
     read_lantern,
     setting,
     text,
@@ -76,6 +77,25 @@ class Loading(Settings):
         metavar="WxH",
     )
     tiled: bool = False
+
+
+@dataclass(frozen=True)
+class Placement(Settings):
+    """Device of the models, and the memory that they may use. No recipe contains it, because it changes no image."""
+
+    device: str = text(AUTO, "auto uses CUDA if available; else cpu, cuda, cuda:1 or another device.", "DEVICE")
+    device_memory: float | None = number(
+        None,
+        "Memory of the GPU in GiB for weights and work (default: its free memory). Layers that don't fit are copied "
+        "from the main memory in each pass; the image stays the same.",
+        0.0,
+        metavar="GIB",
+    )
+
+    @property
+    def device_bytes(self) -> float | None:
+        """`device_memory` in bytes; None for the free memory."""
+        return None if self.device_memory is None else self.device_memory * 2**30
 
 
 _DRAFTER_HELP = (

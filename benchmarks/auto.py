@@ -49,7 +49,6 @@ from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.presets import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.run import race
-from adt_core.run.resolve import choose_device
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
@@ -98,9 +97,7 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     """
     drafter_name, drafting = METHODS[method]
     relaxation = RECIPE.lantern if lantern and method != PLAIN else None
-    pipeline = Pipeline.of(
-        Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), choose_device("auto")
-    )
+    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name))
     connection.send(None)
     while (batch := connection.recv()) is not None:
         decoding = pipeline.decoding(*batch).run()

@@ -21,6 +21,7 @@ from ..adt_core.app.prompts import non_blank
 from ..adt_core.lab import training
 from ..adt_core.messages import join, message
 from ..adt_core.policies import PLAIN
+from ..adt_core.recipe import Placement
 from ..adt_core.settings import Option
 from . import folders
 from .batch import one
@@ -161,7 +162,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
             how = TrainingArgs(first, steps or None, minutes, training_batch_size, features_gb=cache_gb)
             given = _given(model, preset, **sampling)
             output = TrainingOutputArgs(output=folder, every=_interval(steps))
-            plan = training.plan(data, how, output, given, model.patcher.load_device.type, texts)
+            plan = training.plan(data, how, output, given, Placement(model.patcher.load_device.type), texts)
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
         picture = training.curve(log, plan.training.passes)
@@ -255,7 +256,7 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
         tell(message("training.begin"), logging.INFO, is_lasting=False)  # loading and measuring can take half a minute
         weights = [model.patcher, *filter(None, [model.text])]
         with telling_what_is_kept(lambda: watch.kept), loaded(weights) as device:
-            trainer = training.train(replace(plan, device=device), model.target, watch)
+            trainer = training.train(replace(plan, placement=Placement(str(device))), model.target, watch)
             return trainer.summary, trainer.log
 
 

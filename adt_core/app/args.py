@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdtError, shown
+from ..recipe import Placement
 from ..run.truncation import INVALID_MODES, SKIP
 from ..settings import (
     BUNDLED,
@@ -124,13 +125,6 @@ class OutputArgs(Settings):
 
 
 @dataclass(frozen=True)
-class DeviceArgs(Settings):
-    """Device of the models."""
-
-    device: str = text("auto", "auto uses CUDA if available; else cpu, cuda, cuda:1 or another device.", "DEVICE")
-
-
-@dataclass(frozen=True)
 class WorkerArgs(Settings):
     """Worker processes. The prompts of a file are divided among these processes."""
 
@@ -157,7 +151,7 @@ class GenerateArgs:
         given: Values of the recipe's options that the user has set, by option name.
         batch: Number of images.
         image_to_image: Input images.
-        device: Device, as in `run.resolve.choose_device`.
+        placement: Device and memory of the models.
         parallel: Number of worker processes, and the address of a Ray cluster.
     """
 
@@ -166,7 +160,7 @@ class GenerateArgs:
     given: Mapping[str, Any] = field(default_factory=dict)
     batch: BatchArgs = BatchArgs()
     image_to_image: ImageToImageArgs = ImageToImageArgs()
-    device: str = "auto"
+    placement: Placement = Placement()
     parallel: WorkerArgs = WorkerArgs()
 
 

@@ -26,6 +26,7 @@ from ..models.streamed import free_bytes
 from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
+from ..recipe import Placement
 from ..run.pipeline import Pipeline
 from ..run.race import MIN_SAMPLES
 from ..run.resolve import Hardware, resolve_recipe
@@ -33,18 +34,17 @@ from ..version import VERSION
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
 
 
-def run(given: Mapping[str, Any], device: str) -> str:
+def run(given: Mapping[str, Any], placement: Placement) -> str:
     """Load a model, measure it, and return the report.
 
     Args:
         given: Settings of the recipe, by option name.
-        device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    hardware = Hardware.of(device)
-    return diagnose(prepare(Pipeline.of(resolve_recipe(given, hardware), hardware.device))).page
+    recipe = resolve_recipe(given, Hardware.of(placement.device))
+    return diagnose(prepare(Pipeline.of(recipe, placement))).page
 
 
 def allow_kernels() -> None:

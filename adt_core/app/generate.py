@@ -16,6 +16,7 @@ from typing import Any
 from ..drafters import JACOBI
 from ..errors import AdtError, shown
 from ..files import write, write_json
+from ..recipe import AUTO
 from ..run import tars
 from ..run.checkpoints import model_files
 from ..run.images import check_outputs
@@ -48,7 +49,7 @@ def plan(args: GenerateArgs) -> GeneratePlan:
     """
     continuation.check_args(args.image_to_image)
     workers.check_args(args.parallel, args.inputs.prompts)
-    hardware = Hardware.of(args.device if args.parallel.ray_address is None else "auto")
+    hardware = Hardware.of(args.placement.device if args.parallel.ray_address is None else AUTO)
     recipe = resolve_recipe(args.given, hardware)
     given = args.given
     if args.inputs.from_png is None:  # a PNG may contain options that the chosen method does not use
@@ -166,7 +167,7 @@ def run(plan: GeneratePlan) -> str:
         number, count = jobs.shard
         return f"Shard {number} of {count} has no images, because the list has only {jobs.count}; nothing to do."
     build = partial(GenerateWorker, plan)
-    with workers.start_workers(build, parallel, plan.args.device, len(jobs)) as (loaded, mapped):
+    with workers.start_workers(build, parallel, plan.args.placement.device, len(jobs)) as (loaded, mapped):
         facts = _common(loaded)
         output = _Output(plan, facts)
         missing = output.missing()

@@ -111,8 +111,8 @@ class GenerateWorker:
     def __init__(self, plan: GeneratePlan):
         self._plan = plan
         args = plan.args
-        hardware = Hardware.of(args.device)
-        loaded = Pipeline.of(resolve_recipe(plan.given, hardware), hardware.device)
+        recipe = resolve_recipe(plan.given, Hardware.of(args.placement.device))
+        loaded = Pipeline.of(recipe, args.placement)
         given = continuation.source_codes(args.image_to_image, loaded.target)
         sources = given or loaded.recipe.sources
         target = with_sources(loaded.target, given) if given else loaded.target
@@ -157,7 +157,7 @@ class GenerateWorker:
         if args.batch.batch_size is not None or not self._plan.is_list:
             batch_size = args.batch.batch_size or args.batch.num_images_per_prompt
         else:
-            batch_size = default_batch_size(pipeline, prompts, args.parallel.workers)
+            batch_size = default_batch_size(pipeline, prompts, args.parallel.workers, args.placement.device_bytes)
         request = pipeline.decoding(["x"]).request
         tokens = target.length - int(request.kept.given.sum())
         is_recognised = self._plan.is_list or any((args.files.tokens, args.files.trace, args.files.report))

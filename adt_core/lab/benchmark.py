@@ -33,7 +33,7 @@ from ..files import read_text, write_in
 from ..models.cpu import processor
 from ..models.target import Target
 from ..policies import DEFAULT, PLAIN, RELAXED
-from ..recipe import Recipe
+from ..recipe import Placement, Recipe
 from ..run import race
 from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
@@ -225,16 +225,13 @@ class BenchmarkWorker:
         yield number, measured
 
 
-def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
+def load(benchmark: Benchmark, placement: Placement) -> BenchmarkWorker:
     """Load the models of a benchmark.
-
-    Args:
-        device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If a model cannot be loaded, or a prompt is invalid.
     """
-    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, choose_device(device)))
+    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, placement))
     pipelines[PLAIN].check(benchmark.prompts)
     return BenchmarkWorker(benchmark, pipelines)
 
@@ -338,13 +335,14 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
     return Benchmark(prompts, read_methods(methods), recipe, available=available)
 
 
-def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
+def run(
+    args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
+) -> str:
     """Run a benchmark and write its report.
 
     Args:
         scores: Paths of the weights for quality metrics.
         given: Settings of the recipe, by option name.
-        device: "auto", "cpu" or "cuda".
 
     Returns:
         The report in Markdown, followed by the paths of the files.
@@ -352,13 +350,14 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     Raises:
         AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
     """
+    device = placement.device
     benchmark = plan(args, parallel, given, device)
     folder = args.output
     _check_files(benchmark, args, scores)
     scoring = choose_device(device if parallel.ray_address is None else "auto")
     count = len(benchmark.prompts)
     metrics = quality.choose(**scores.flat(), count=count, device=scoring)
-    build = partial(load, benchmark, device)
+    build = partial(load, benchmark, placement)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
     with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
         settings = _common_settings(own, others) | {"metrics": list(metrics.images)}

@@ -24,6 +24,7 @@ from ..app.csv_tables import to_csv
 from ..errors import AdtError
 from ..files import read_text, write_in
 from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
+from ..recipe import Placement
 from ..run import race
 from . import benchmark, report
 from .presets import PAPER_TREE
@@ -101,14 +102,15 @@ class Measurement(NamedTuple):
     temperature: float
 
 
-def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
+def run(
+    args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
+) -> str:
     """Run the benchmarks that are missing, and write the tables.
 
     Args:
         args: Prompts and output folder. `methods` must be None.
         scores: Paths of the weights for quality metrics.
         given: Settings of the recipe, by option name, without `temperature`.
-        device: "auto", "cpu" or "cuda".
 
     Returns:
         The tables in Markdown, followed by the paths of the files. For a shard: what to run next.
@@ -122,7 +124,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
 
     def measure(wanted: Measurement) -> None:
         part = replace(args, methods=",".join(wanted.methods), output=args.output / wanted.part)
-        benchmark.run(part, scores, parallel, {**given, "temperature": wanted.temperature}, device)
+        benchmark.run(part, scores, parallel, {**given, "temperature": wanted.temperature}, placement)
 
     if args.stride != WHOLE:
         for temperature in TEMPERATURES:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..memory_limit import memory_limit
+from ..memory_limit import memory_limit, usable_bytes
 from .cache import KVCache
 from .layers import Decoder, Layer
 from .target import Target
@@ -252,8 +252,13 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
         module.requires_grad_(False).eval()
     count = 0
     if device.type == "cuda":
-        count = _needed_count(target, free_bytes(device) if device_memory is None else device_memory)
-        check_main_memory(target.name, count * layer_bytes(target.decoder), memory_limit().bytes)
+        count = needed_count(target, free_bytes(device, device_memory))
+        check_main_memory(target.name, count * layer_bytes(target.decoder), usable_bytes(memory_limit()))
+    elif device_memory is not None and device_memory < math.inf:
+        raise AdtError(
+            f"`device_memory` is {device_memory / 2**30:g} GiB, but it limits a CUDA GPU and the device is {device}; "
+            "remove it."
+        )
     for module in others:
         module.to_empty(device=device)
     if count:
@@ -262,19 +267,27 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
         target.decoder.to_empty(device=device)
 
 
-def free_bytes(device: torch.device) -> float:
-    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices."""
-    if device.type != "cuda":
+def free_bytes(device: torch.device, limit: float | None = None) -> float:
+    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices.
+
+    Args:
+        limit: Bytes of the GPU's memory that this process may use in total (default: no limit).
+    """
+    if device.type != "cuda" or limit == math.inf:
         return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    allocated = torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+    return free if limit is None else min(free, limit - allocated)
 
 
-def _needed_count(target: Target, memory: float) -> int:
+def needed_count(target: Target, memory: float) -> int:
     """Return how many layers must be streamed to leave memory for the work on one image.
 
+    Args:
+        memory: Bytes of the device's memory for the weights and the work.
+
     Raises:
-        AdtError: If even two layers are too much.
+        AdtError: If the memory is too small even for two buffers and the weights outside the layers.
     """
     decoder = target.decoder
     parts = [p for m in (target.codec, target.text_encoder) if m is not None for p in (*m.parameters(), *m.buffers())]

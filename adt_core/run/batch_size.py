@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from ..engine.device.memory import MEMORY_SHARE, cpu_memory_shortage, required_bytes
+from ..engine.device.memory import cpu_memory_shortage, required_bytes
 from ..errors import AdtError
-from ..memory_limit import memory_limit
+from ..memory_limit import MEMORY_SHARE, memory_limit
 from ..models.streamed import free_bytes
 from .runner import Runner
 
@@ -18,17 +18,20 @@ GPU_BATCH_SIZE = 32
 """Largest default on a GPU."""
 
 
-def default_batch_size(pipeline: Runner, prompts: Sequence[str], processes: int = 1) -> int:
+def default_batch_size(
+    pipeline: Runner, prompts: Sequence[str], processes: int = 1, device_memory: float | None = None
+) -> int:
     """Return the largest power of two that fits into the free memory, up to the largest default of the device.
 
     Args:
         prompts: Prompts of the list. The longest one that the model can read determines the memory per image.
         processes: Number of processes that share the memory.
+        device_memory: Bytes of a GPU's memory that this process may use (default: the free memory).
     """
     prompt = _longest(pipeline, prompts)
     device = pipeline.target.decoder.embedding.device
     is_cpu = device.type == "cpu"
-    free = MEMORY_SHARE * (_available_bytes() / processes if is_cpu else free_bytes(device))
+    free = MEMORY_SHARE * (_available_bytes() / processes if is_cpu else free_bytes(device, device_memory))
     size = CPU_BATCH_SIZE if is_cpu else GPU_BATCH_SIZE
     while size > 1 and prompt is not None:
         request = pipeline.decoding([prompt] * (2 * size)).request

@@ -26,7 +26,7 @@ from ..drafters import load_drafter
 from ..errors import AdtError, Check, command, shown
 from ..models.load import find_published, load_target
 from ..models.target import Target
-from ..recipe import AUTO, BUNDLED, Loading, Recipe
+from ..recipe import AUTO, BUNDLED, Loading, Placement, Recipe
 from ..settings import MAX_BATCH_SIZE, Option, plain
 from .checkpoints import default_folder
 from .extensions import add_installed
@@ -35,7 +35,7 @@ from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
 from .png_settings import read_values
 from .previews import preview
-from .resolve import Hardware, resolve_recipe
+from .resolve import Hardware, choose_device, resolve_recipe
 from .runner import Progress, Result, Runner
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Pipeline(Runner):
         device: str | torch.device = AUTO,
         dtype: str | None = None,
         weights: str | None = None,
+        device_memory: float | None = None,
         **loading: Unpack[LoadingOptions],
     ) -> Pipeline:
         """Load a model.
@@ -109,6 +110,8 @@ class Pipeline(Runner):
                 bundled model and on a CPU, else bfloat16 or what the device computes well.
             weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits. None stores them in
                 `dtype`.
+            device_memory: Memory of a CUDA GPU in GiB for weights and work; None for its free memory. Layers that don't
+                fit are copied from the main memory in each pass. The images stay the same.
             **loading: Other options of :class:`~adt_core.recipe.Loading`, such as ``size=(512, 512)``.
 
         Raises:
@@ -123,19 +126,26 @@ class Pipeline(Runner):
             "weights": weights,
         }
         given = {name: value for name, value in {**loading, **given}.items() if value is not None}
-        hardware = Hardware.of(device)
-        return replace(cls.of(resolve_recipe(given, hardware), hardware.device), given=given)
+        placement = Placement(str(device), plain(device_memory))
+        recipe = resolve_recipe(given, Hardware.of(device))
+        return replace(cls.of(recipe, placement), given=given)
 
     @classmethod
-    def of(cls, recipe: Recipe, device: torch.device) -> Pipeline:
+    def of(cls, recipe: Recipe, placement: Placement = Placement()) -> Pipeline:
         """Load the models of a complete recipe, as :func:`~adt_core.run.resolve.resolve_recipe` returns it.
 
         Raises:
             AdtError: If a model can't be read.
         """
         loading = recipe.loading
-        dtype = getattr(torch, loading.dtype)
-        target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
+        target = load_target(
+            loading.model,
+            choose_device(placement.device),
+            getattr(torch, loading.dtype),
+            weights=loading.weights,
+            exact=loading.exact == "on",
+            device_memory=placement.device_bytes,
+        )
         target = target.sized(*loading.size) if loading.size else target
         return cls(with_sources(target, recipe.sources), recipe)._with_drafter()
 
@@ -164,7 +174,7 @@ class Pipeline(Runner):
         given: dict[str, Any] = {**options, **paths}
         hardware = Hardware.of(device)
         saved = {**read_values(Path(path), {"device": str(device), **given}), **given}
-        return cls.of(resolve_recipe(saved, hardware), hardware.device).generate(saved["prompt"])
+        return cls.of(resolve_recipe(saved, hardware), Placement(str(device))).generate(saved["prompt"])
 
     def repeat(self, path: str | Path, **options: Unpack[ImageOptions]) -> Result:
         """Generate the image of a PNG again with the loaded models.

@@ -12,7 +12,7 @@ import torch
 from ...errors import AdtError
 from ...kernels import attend
 from ...kernels.choice import supports_kernels
-from ...memory_limit import MemoryLimit, memory_limit
+from ...memory_limit import memory_limit, usable_bytes
 from ...models.batch_invariance import near_window
 from ...models.cache import KVCache
 from ...models.layers import GPU_PIECE_BYTES, Decoder
@@ -22,11 +22,6 @@ from ...settings import UPSTREAM
 from ..graphs import MAX_GRAPHS
 from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 
-MEMORY_SHARE = 0.8
-"""Maximum share of the main memory for weights, KV caches, draft trees and noise together."""
-PROCESS_BYTES = 400 * 2**20
-"""Main memory of the process without weights, KV caches, draft trees and noise. Python with torch and transformers took
-357 to 384 MiB (Linux, bundled model, 8 and 64 images at a time)."""
 CAPTURED_SIZES = 6
 """Typical number of different tree sizes that are captured.
 
@@ -170,12 +165,3 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
         f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
         f"{most} of the {there} of {limit.owner} may be used; use a smaller batch size, tree or model."
     )
-
-
-def usable_bytes(limit: MemoryLimit) -> int:
-    """Return the bytes for weights, KV caches, draft trees and noise together.
-
-    Args:
-        limit: Main memory that the process may use.
-    """
-    return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))

@@ -37,7 +37,7 @@ from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
-from ...recipe import Recipe
+from ...recipe import Placement, Recipe
 from ...run.checkpoints import model_files
 from ...run.folder_lock import FolderLock
 from ...run.images import check_outputs
@@ -88,7 +88,7 @@ class TrainingPlan:
         recipe: Recipe with which the target generates images.
         prompts: Prompt of each image, with the recipe's suffix. Held-out images come first.
         paths: File of each image, in the order of `prompts`; None if the target generates the images.
-        device: Device of the models.
+        placement: Device and memory of the models.
     """
 
     data: TrainingDataArgs
@@ -97,7 +97,12 @@ class TrainingPlan:
     recipe: Recipe
     prompts: list[str]
     paths: list[Path] | None
-    device: torch.device
+    placement: Placement
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the models."""
+        return choose_device(self.placement.device)
 
     @property
     def folder(self) -> Path:
@@ -128,14 +133,13 @@ def plan(
     training: TrainingArgs,
     files: TrainingOutputArgs,
     given: Mapping[str, Any],
-    device: str,
+    placement: Placement,
     texts: Sequence[str] = (),
 ) -> TrainingPlan:
     """Check the arguments before a model is loaded.
 
     Args:
         given: Settings of the recipe that the user has set, by option name.
-        device: "auto", "cpu" or "cuda".
         texts: Prompts to use if `data` names neither images nor a file of prompts.
 
     Raises:
@@ -145,9 +149,9 @@ def plan(
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(device))
+    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(placement.device))
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
-    result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
+    result = TrainingPlan(data, training, files, recipe, prompts, paths, placement)
     _check_output(result)
     inputs = [
         *model_files(model, files.compare or JACOBI, "compare"),
@@ -250,7 +254,7 @@ def run(plan: TrainingPlan) -> str:
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
     """
-    target = Pipeline.of(plan.recipe, plan.device).target
+    target = Pipeline.of(plan.recipe, plan.placement).target
     other = _load_network("compare", plan.files.compare, target)
     logging_dir = plan.files.logging_dir
     with closing(ProgressBars() if logging_dir is None else TensorBoardLogs(logging_dir)) as bars:

@@ -30,11 +30,11 @@ from ...files import to_json, write_in
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
-from ...recipe import Recipe
+from ...recipe import Placement, Recipe
 from ...run.checkpoints import default_drafter
 from ...run.images import check_outputs
 from ...run.pipeline import Pipeline
-from ...run.resolve import Hardware, choose_device, resolve_recipe
+from ...run.resolve import Hardware, resolve_recipe
 from ...settings import BUNDLED, Sampling
 from .dataset import plain_decoding
 from .unroll import CHILDREN, acceptance, read
@@ -46,27 +46,26 @@ class PairingPlan(NamedTuple):
     Attributes:
         recipe: Recipe of the test images.
         prompts: Prompts of the test images, without the recipe's suffix.
-        device: Device of the models.
+        placement: Device and memory of the models.
         file: File for the result; None for the bundled drafter, whose result is not saved.
     """
 
     recipe: Recipe
     prompts: list[str]
-    device: torch.device
+    placement: Placement
     file: Path | None
 
 
-def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> PairingPlan:
+def plan(args: CheckDrafterArgs, given: Mapping[str, Any], placement: Placement) -> PairingPlan:
     """Check the arguments before a model is loaded.
 
     Args:
         given: Settings of the recipe that the user has set, by option name.
-        device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If an argument is invalid, or the drafter is not a network.
     """
-    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(device))
+    recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(placement.device))
     drafter = recipe.drafter or default_drafter(recipe.loading.model)
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
@@ -75,7 +74,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     place = resolve(drafter, "drafter")
     file = None if drafter == BUNDLED else (place if place.is_dir() else place.parent) / PAIRING_FILE
     check_outputs([("drafter", file)] if file else [], given_paths(args, "prompts"))
-    return PairingPlan(replace(recipe, drafter=drafter), prompts, choose_device(device), file)
+    return PairingPlan(replace(recipe, drafter=drafter), prompts, placement, file)
 
 
 def run(plan: PairingPlan) -> str:
@@ -89,7 +88,7 @@ def run(plan: PairingPlan) -> str:
     """
     recipe = plan.recipe
     file = plan.file
-    target = Pipeline.of(recipe, plan.device).target
+    target = Pipeline.of(recipe, plan.placement).target
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
     drafter = load_eagle(recipe.drafter or BUNDLED, target)
     shares = measure(target, drafter, prompts, recipe.sampling)

@@ -421,3 +421,10 @@ def test_values_after_an_equals_sign_may_look_like_options(generate, value):
     assert code == 2 and "--seed: invalid int value: '--'" in err
     code, _, err = generate("--exact=--")
     assert code == 2 and "--exact: invalid choice: '--'" in err
+
+
+def test_device_memory_without_a_gpu_is_refused_before_loading(generate):
+    code, _, err = generate(device_memory="4")
+    assert code == 1 and "--device-memory is 4 GiB, but it limits a CUDA GPU and the device is cpu; remove it." in err
+    code, _, err = generate(device_memory="much")
+    assert code == 2 and "--device-memory" in err

@@ -492,13 +492,14 @@ import sys, time
 from pathlib import Path
 from adt_core.app import generate
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
+from adt_core.recipe import Placement
 sys.argv[2:] and __import__("pyarrow.parquet")
 def peak():
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 before, began = peak(), time.process_time()
 inputs = InputArgs(prompts=Path(sys.argv[1]))
-plan = generate.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, device="cpu"))
+plan = generate.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, placement=Placement("cpu")))
 print(len(plan.jobs), time.process_time() - began, peak() - before)
 """
 """Script that plans a run. It prints the number of images, the processor time in seconds, and the increase of the peak

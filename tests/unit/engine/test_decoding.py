@@ -14,7 +14,7 @@ from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_t
 from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.engine import decoding as decodings
-from adt_core.engine.device.memory import PROCESS_BYTES
+from adt_core.memory_limit import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import new_decoding, run

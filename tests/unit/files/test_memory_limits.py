@@ -10,7 +10,7 @@ import pytest
 from adt_core import Drafting, load_drafter, load_target
 from adt_core.engine.device import memory
 from adt_core.errors import AdtError
-from adt_core.memory_limit import MemoryLimit, memory_limit
+from adt_core.memory_limit import MemoryLimit, memory_limit, usable_bytes
 from adt_core.settings import BUNDLED
 from tests.drafted import new_decoding
 
@@ -117,5 +117,5 @@ def test_images_that_exceed_the_limit_are_refused(monkeypatch, images, limit, fi
 
 
 def test_most_of_a_large_memory_can_be_used():
-    assert memory.usable_bytes(MemoryLimit(10 * 2**30, "this machine")) == 8 * 2**30
-    assert memory.usable_bytes(MemoryLimit(1, "this machine")) == 0
+    assert usable_bytes(MemoryLimit(10 * 2**30, "this machine")) == 8 * 2**30
+    assert usable_bytes(MemoryLimit(1, "this machine")) == 0

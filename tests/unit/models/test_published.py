@@ -14,6 +14,7 @@ from adt_core.models import load
 from adt_core.models.load import published_sampling
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
+from adt_core.recipe import Placement
 from adt_core.run.images import read_settings
 from tests.command import read_grids
 from tests.layouts.emu3 import write_emu3
@@ -118,7 +119,7 @@ def test_benchmarks_use_the_published_settings(tiny, tmp_path):
     _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
     given = {name: options[name] for name in ("model", "drafter", "top_k")}
     plan = benchmark.plan(BenchmarkArgs.of(options), WorkerArgs(), given, "cpu")
-    facts = benchmark.load(plan, "cpu").facts
+    facts = benchmark.load(plan, Placement("cpu")).facts
     assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance_scale": 3.0}
     assert facts["suffix"] == ""
 
@@ -129,7 +130,7 @@ def test_training_uses_the_published_settings(emu3, tmp_path):
     _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
     given = {"model": options["model"]}
     plan = drafter.plan(
-        TrainingDataArgs.of(options), TrainingArgs.of(options), TrainingOutputArgs.of(options), given, "cpu"
+        TrainingDataArgs.of(options), TrainingArgs.of(options), TrainingOutputArgs.of(options), given, Placement()
     )
     assert plan.recipe.sampling == Sampling(top_k=2048) and plan.settings["top_k"] == 2048
     assert all(prompt.endswith(SUFFIX) for prompt in plan.prompts)

@@ -11,7 +11,7 @@ from adt_core.lab.presets import PRESETS, find_preset, listed, presets, read_met
 from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import CHOICES, DEFAULT, POLICIES
 from adt_core.policies.choices import RELAXABLE, RELAXED, expanded
-from adt_core.recipe import Recipe
+from adt_core.recipe import Placement, Recipe
 from adt_core.run.resolve import Hardware, resolve_recipe
 
 CPU = Hardware(torch.device("cpu"))
@@ -111,7 +111,7 @@ def test_fixed_trees_have_the_mean_depth_of_adt_tree():
 def test_paper_measures_both_temperatures_and_fixed_trees_and_writes_its_tables(tmp_path, monkeypatch):
     ran = []
 
-    def run(args, scores, parallel, given, device):
+    def run(args, scores, parallel, given, placement):
         names = ["no-drafting", *listed(args.methods)]
         ran.append((args.output.name, given["temperature"], names))
         args.output.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def test_paper_measures_both_temperatures_and_fixed_trees_and_writes_its_tables(
 
     monkeypatch.setattr(paper.benchmark, "run", run)
     args = paper.BenchmarkArgs(output=tmp_path, paper=True)
-    text = paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {}, "cpu")
+    text = paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {}, Placement("cpu"))
     assert [(name, temperature) for name, temperature, _ in ran] == [
         ("temperature-0", 0.0),
         ("temperature-0-fixed", 0.0),
@@ -143,7 +143,7 @@ def test_paper_measures_both_temperatures_and_fixed_trees_and_writes_its_tables(
     assert "accepted_per_round" in header and len(rows) == sum(len(names) for *_, names in ran)
     ran.clear()
     part = paper.BenchmarkArgs(output=tmp_path / "shard", paper=True, shard="1/2")
-    assert "run the other shards" in paper.run(part, paper.QualityArgs(), paper.WorkerArgs(), {}, "cpu")
+    assert "run the other shards" in paper.run(part, paper.QualityArgs(), paper.WorkerArgs(), {}, Placement("cpu"))
     assert [name for name, *_ in ran] == ["temperature-0", "temperature-1"], "fixed trees need the results of all"
     with pytest.raises(AdtError, match="temperature"):
-        paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {"temperature": 0.5}, "cpu")
+        paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {"temperature": 0.5}, Placement("cpu"))

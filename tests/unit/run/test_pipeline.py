@@ -17,10 +17,12 @@ from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli, load_d
 from adt_core.drafters import Drafter
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.recipe import Loading
+from adt_core.run import pipeline
 from adt_core.run.images import read_settings, to_png
 from adt_core.run.options import ImageOptions, LoadingOptions, PngOptions
 from adt_core.run.pipeline import FIXED
 from adt_core.run.previews import BLANK
+from adt_core.run.store import Identity
 from adt_core.runtime import get_runtime
 from tests.tiny import write_tiny_checkpoint
 
@@ -238,6 +240,7 @@ def test_the_command_line_gives_the_same_image(pipe, folder, tmp_path, monkeypat
         (lambda pipe: pipe.generate("a boat", seed=np.float64(2.5)), "seed is 2.5"),
         (lambda pipe: pipe.generate("a boat").save("boat.jpg"), "must end in .png"),
         (lambda pipe: Pipeline.load("no such model"), "there is no file or folder 'no such model'"),
+        (lambda pipe: Pipeline.load(device="cpu", device_memory=-1), "device_memory is -1; it must be 0 or more"),
         (lambda pipe: Pipeline.load("Janus-Pro-1B"), "Janus-Pro-1B is not in .*download Janus-Pro-1B"),
         (lambda pipe: Pipeline.load("bundled", device="cpu", sise=3), "There is no option 'sise'; use one of .*size"),
     ],
@@ -246,6 +249,22 @@ def test_errors_name_the_input_and_what_is_valid(pipe, call, message, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AdtError, match=message):
         call(pipe)
+
+
+def test_device_memory_reaches_the_loader_and_no_setting_of_the_image(folder, monkeypatch):
+    limits = []
+    load_target = pipeline.load_target
+
+    def recording(*arguments, device_memory=None, **options):
+        limits.append(device_memory)
+        return load_target(*arguments, **options)
+
+    monkeypatch.setattr(pipeline, "load_target", recording)
+    pipes = [Pipeline.load(folder, device="cpu", device_memory=limit) for limit in (None, 6, np.float32(0.5))]
+    assert limits == [None, 6 * 2**30, 2**29]
+    assert pipes[0].recipe == pipes[1].recipe
+    assert Identity.of(pipes[0]).key == Identity.of(pipes[1]).key
+    assert not {"device_memory", "memory"} & set(pipes[1].generate("a boat", method="no-drafting").record)
 
 
 def test_the_bundled_model_has_its_published_settings():
