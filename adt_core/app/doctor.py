@@ -19,10 +19,10 @@ from ..errors import Check
 from ..kernels import choice, first_use
 from ..memory_limit import memory_limit
 from ..messages import Message, join, message
+from ..models.allocation import free_bytes
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.load import find_published
-from ..models.streamed import free_bytes
 from ..models.torch_private import product_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES

@@ -352,6 +352,7 @@ class Decoder(nn.Module):
         pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
             together with the weights.
         stream: A :class:`.streamed.LayerStream`, if some layers are not in the memory of the device, else None.
+        flats: Main memory of layers that are or were streamed, by index. Only :mod:`.streamed` uses it.
     """
 
     image_ids: Tensor
@@ -364,6 +365,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.pooled_slots: dict[Hashable, Any] = {}
+        self.flats: dict[int, Tensor] = {}
         codes = num_codes or len(image_ids)
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))

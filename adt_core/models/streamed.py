@@ -13,12 +13,10 @@ captured as part of a CUDA graph. Such copies need page-locked ("pinned") memory
 from __future__ import annotations
 
 import logging
-import math
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from typing import Protocol, cast
@@ -26,23 +24,14 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import AdtError
-from ..memory_limit import memory_limit, usable_bytes
-from .cache import KVCache
 from .layers import Decoder, Layer
-from .target import Target
+from .pinned import CudaPinner, Pinner, pages, pin_all, unpin_all
 
 ALIGNMENT = 256
 """Alignment in bytes of each tensor in a buffer. Kernels read up to 128 bytes at a time."""
-PAGE = 4096
-"""Size in bytes of a page of main memory. Memory is pinned in complete pages."""
 SLOWDOWN = 16.0
 """Estimate of the time to fetch a byte from main memory, divided by the time to read it from the memory of a GPU. It is
 computed from published bandwidths: 15 for an RTX 3060 with PCIe 4.0 x16, 42 for an RTX 4090."""
-WORK_BYTES = 2**29
-"""Memory of a GPU for activations, captured rounds and workspaces, in bytes. It is an assumption."""
-PROMPT_TOKENS = 512
-"""Number of tokens of a prompt for which memory is kept beside streamed layers."""
 _log = logging.getLogger(__name__)
 
 Fetch = Callable[[int], object]
@@ -91,6 +80,16 @@ class ThreadLane:
         self._fetched[slot].result()
 
 
+class OrderedLane:
+    """Lane that copies between the computations of a GPU, without overlap."""
+
+    def fetch(self, slot: int, fetch: Fetch) -> None:
+        fetch(slot)
+
+    def wait(self, slot: int) -> None:
+        pass
+
+
 class LayerStream:
     """Streamed layers of a decoder, and the buffers in which they compute.
 
@@ -99,17 +98,16 @@ class LayerStream:
         layer_bytes: Size of a layer.
         fetched_bytes: Bytes that each pass fetches.
         pinned: Whether the stored layers are in pinned memory, so that a pass can be captured.
+        seconds: Measured time to fetch all streamed layers in seconds; None if it was not measured.
         slowdown: Time to fetch a byte, divided by the time to read it from the device's memory, as measured.
+        close: Function that makes the main memory pageable. It has no effect after the first call.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[nn.Module],
-        layer_bytes: int,
-        fetches: Mapping[nn.Module, Fetch],
-        lane: Lane,
-        pinned: bool = True,
-    ):
+    pinned: bool = False
+    seconds: float | None = None
+    slowdown: float = SLOWDOWN
+
+    def __init__(self, buffers: Sequence[nn.Module], layer_bytes: int, fetches: Mapping[nn.Module, Fetch], lane: Lane):
         """Make the stream.
 
         Args:
@@ -118,13 +116,24 @@ class LayerStream:
         self.buffers = buffers
         self.layer_bytes = layer_bytes
         self.fetched_bytes = layer_bytes * len(fetches)
-        self.pinned = pinned
-        self.slowdown = SLOWDOWN
+        self.close: Callable[[], object] = bool
         self._fetches = fetches
         self._lane = lane
 
     def __len__(self) -> int:
         return len(self._fetches)
+
+    def measure(self, fetch: Callable[[], object], copy: Callable[[], object], device: torch.device) -> None:
+        """Measure the time of a pass and the slowdown on a GPU.
+
+        Args:
+            fetch: Function that copies a layer from main memory.
+            copy: Function that copies a layer within the memory of the device.
+        """
+        from_host = _seconds(fetch, device)
+        within = _seconds(copy, device) / 2  # a copy on the device reads and writes
+        self.seconds = from_host * len(self)
+        self.slowdown = max(from_host / max(within, 1e-9), 1.0)
 
     def over(self, layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
         """Yield layers in the order of a pass, ready to compute. A streamed layer is valid until the next one."""
@@ -164,156 +173,95 @@ def other_bytes(decoder: Decoder) -> int:
     return sum(part.numel() * part.element_size() for part in _parts(decoder).values())
 
 
-def streamed_count(decoder: Decoder, room: int) -> int | None:
+def device_bytes(decoder: Decoder, streamed: int) -> int:
+    """Return the bytes of device memory for the weights and the buffers if a number of layers is streamed."""
+    kept = len(decoder.layers) - streamed + (2 if streamed else 0)
+    return other_bytes(decoder) + kept * layer_bytes(decoder)
+
+
+def least_bytes(decoder: Decoder) -> int:
+    """Return the least bytes of device memory with which the decoder can run."""
+    return min(device_bytes(decoder, 0), device_bytes(decoder, len(decoder.layers)))
+
+
+def streamed_count(decoder: Decoder, room: float) -> int | None:
     """Return how many layers must be streamed so that the decoder's weights need at most `room` bytes.
 
     Returns:
-        The number, 0 if all weights fit; None if `room` is less than the two buffers and the other weights.
+        The number, 0 if all weights fit; None if even the least number of bytes is more than `room`.
     """
-    size = layer_bytes(decoder)
-    count = len(decoder.layers)
-    left = room - other_bytes(decoder)
-    if count * size <= left:
+    if device_bytes(decoder, 0) <= room:
         return 0
-    if left < 2 * size:
-        return None
-    return count - (left - 2 * size) // size
-
-
-def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
-    """Check that the main memory is large enough for streamed layers.
-
-    Args:
-        name: Name of the model.
-        usable: Bytes of main memory that the weights may use.
-
-    Raises:
-        AdtError: If it is too small.
-    """
-    if streamed_bytes > usable:
-        needed, there = (f"{size / 2**30:.1f} GiB" for size in (streamed_bytes, usable))
-        raise AdtError(
-            f"{name} does not fit on the device, and the {needed} that stay in main memory are more than the {there} "
-            f"that {memory_limit().owner} has for it; choose int8 or int4 weights, or a smaller model."
-        )
+    left = room - device_bytes(decoder, len(decoder.layers))
+    return None if left < 0 else len(decoder.layers) - int(left // layer_bytes(decoder))
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def place(decoder: Decoder, device: torch.device, streamed: int = 0, pin: bool = True) -> None:
+def place(
+    decoder: Decoder,
+    device: torch.device,
+    streamed: int = 0,
+    pinner: Pinner | None = CudaPinner(),
+    overlap: bool = True,
+) -> None:
     """Move the weights to a device, except for streamed layers, which go to main memory.
 
     Weights on the device "meta" become uninitialised weights. Graphs that were captured earlier are freed.
 
     Args:
         streamed: Number of streamed layers.
-        pin: Whether to pin the main memory.
+        pinner: Pinner of the main memory; None for pageable memory.
+        overlap: Whether a GPU copies a layer while it computes another.
     """
     release(decoder)
+    # Layers leave the device before others enter it, because the memory for both may be too small.
+    flats = {index: _stored(decoder, index) for index in (spread(len(decoder.layers), streamed) if streamed else ())}
     _move(decoder, device)
-    chosen = set(spread(len(decoder.layers), streamed)) if streamed else set()
     for index, layer in enumerate(decoder.layers):
-        if index not in chosen:
+        if index not in flats:
             _move(layer, device)
-    if not chosen:
-        return
+            if device.type != "cpu":
+                decoder.flats.pop(index, None)
+    if flats:
+        decoder.stream = _stream(decoder, device, flats, pinner, _lane(device, overlap))
+
+
+def _stream(
+    decoder: Decoder, device: torch.device, flats: Mapping[int, Tensor], pinner: Pinner | None, lane: Lane
+) -> LayerStream:
+    """Allocate the buffers, pin the main memory of streamed layers, and return the stream."""
     size = layer_bytes(decoder)
-    flats = {}
-    for index in sorted(chosen):
-        flats[index] = _pages(size)
-        _store(decoder.layers[index], flats[index])
-    pinned = pin and device.type == "cuda" and _pin(flats.values())
-    if pin and device.type == "cuda" and not pinned:
-        _log.warning("Streamed weights are in pageable memory, so a pass takes about twice as long.")
     spaces = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     fetches = {decoder.layers[index]: partial(_copy, spaces, flat) for index, flat in flats.items()}
-    lane = CudaLane(device) if device.type == "cuda" else ThreadLane()
-    layer = cast(Layer, decoder.layers[min(chosen)])
-    buffers = [_laid_out(layer, space) for space in spaces]
-    stream = LayerStream(buffers, size, fetches, lane, pinned)
+    first = cast(Layer, decoder.layers[min(flats)])
+    stream = LayerStream([_laid_out(first, space) for space in spaces], size, fetches, lane)
     if device.type == "cuda":
-        stream.slowdown = _measured_slowdown(spaces, next(iter(flats.values())))
-    if pinned:
-        weakref.finalize(stream, _unpin, list(flats.values()), device)
-    decoder.stream = stream
+        memories = list(flats.values())
+        stream.pinned = pinner is not None and pin_all(pinner, memories, device)
+        if pinner is not None and stream.pinned:
+            stream.close = weakref.finalize(stream, unpin_all, pinner, memories, device)
+        elif pinner is not None:
+            _log.warning("Streamed weights are in pageable memory, so a pass takes about twice as long.")
+        stream.measure(partial(_copy, spaces, memories[0], 0), partial(_copy, spaces, spaces[1], 0), device)
+    return stream
 
 
-def allocate(target: Target, device: torch.device, device_memory: float | None = None) -> None:
-    """Allocate the weights of a target that is on the device "meta". Layers that don't fit on a GPU are streamed.
-
-    Args:
-        device_memory: As in :func:`.load.load_target`.
-
-    Raises:
-        AdtError: If the device or the main memory is too small.
-    """
-    others = [module for module in (target.codec, target.text_encoder) if module is not None]
-    for module in (target.decoder, *others):
-        module.requires_grad_(False).eval()
-    count = 0
-    if device.type == "cuda":
-        count = needed_count(target, free_bytes(device, device_memory))
-        check_main_memory(target.name, count * layer_bytes(target.decoder), usable_bytes(memory_limit()))
-    elif device_memory is not None and device_memory < math.inf:
-        raise AdtError(
-            f"`device_memory` is {device_memory / 2**30:g} GiB, but it limits a CUDA GPU and the device is {device}; "
-            "remove it."
-        )
-    for module in others:
-        module.to_empty(device=device)
-    if count:
-        place(target.decoder, device, count)
-    else:
-        target.decoder.to_empty(device=device)
-
-
-def free_bytes(device: torch.device, limit: float | None = None) -> float:
-    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices.
-
-    Args:
-        limit: Bytes of the GPU's memory that this process may use in total (default: no limit).
-    """
-    if device.type != "cuda" or limit == math.inf:
-        return math.inf
-    allocated = torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
-    return free if limit is None else min(free, limit - allocated)
-
-
-def needed_count(target: Target, memory: float) -> int:
-    """Return how many layers must be streamed to leave memory for the work on one image.
-
-    Args:
-        memory: Bytes of the device's memory for the weights and the work.
-
-    Raises:
-        AdtError: If the memory is too small even for two buffers and the weights outside the layers.
-    """
-    decoder = target.decoder
-    parts = [p for m in (target.codec, target.text_encoder) if m is not None for p in (*m.parameters(), *m.buffers())]
-    pixels = target.grid[0] * target.grid[1] * target.downsample**2
-    cache = KVCache.num_bytes(decoder.config, 2, target.length + PROMPT_TOKENS, decoder.embedding.element_size())
-    work = WORK_BYTES + cache + target.codec.working_bytes(pixels) + 2 * layer_bytes(decoder)  # the last: a drafter
-    work += sum(part.numel() * part.element_size() for part in parts)
-    if sum(part.numel() * part.element_size() for part in decoder.parameters()) + work <= memory:
-        return 0
-    count = streamed_count(decoder, int(memory) - work)
-    if count is None:
-        least = other_bytes(decoder) + 2 * layer_bytes(decoder) + work
-        needed, there = (f"{size / 2**30:.1f} GiB" for size in (least, memory))
-        raise AdtError(
-            f"{target.name} needs at least {needed} on the device even if its layers are streamed, but {there} may be "
-            "used; choose int8 or int4 weights, or a smaller model."
-        )
-    return count
+def _lane(device: torch.device, overlap: bool) -> Lane:
+    if device.type == "cpu":
+        return ThreadLane()
+    return CudaLane(device) if device.type == "cuda" and overlap else OrderedLane()
 
 
 def release(decoder: Decoder) -> None:
     """Free the buffers. Streamed layers stay in main memory, as plain weights. Captured graphs are freed first."""
     decoder.pooled_slots.clear()
-    if decoder.stream is not None and decoder.embedding.device.type == "cuda":
-        torch.cuda.synchronize(decoder.embedding.device)
+    stream = decoder.stream
     decoder.stream = None
+    if stream is not None:
+        if decoder.embedding.device.type == "cuda":
+            torch.cuda.synchronize(decoder.embedding.device)
+        stream.close()
 
 
 def slowdown(decoder: Decoder, measured: bool = True) -> float:
@@ -366,12 +314,18 @@ def _slices(module: nn.Module, flat: Tensor) -> Iterator[tuple[str, Tensor, Tens
         first += _padded(size)
 
 
-def _store(layer: nn.Module, flat: Tensor) -> None:
-    """Move the tensors of a layer to flat memory."""
-    for name, part, place in list(_slices(layer, flat)):
-        if not part.is_meta:
-            place.copy_(part)
-        _set(layer, name, place)
+def _stored(decoder: Decoder, index: int) -> Tensor:
+    """Return the flat main memory of a layer, after moving the tensors of the layer there if they are elsewhere."""
+    layer = decoder.layers[index]
+    flat = decoder.flats.get(index)
+    if flat is None or next(iter(_parts(layer).values())).data_ptr() != flat.data_ptr():
+        flat = pages(layer_bytes(decoder))
+        for name, part, place in list(_slices(layer, flat)):
+            if not part.is_meta:
+                place.copy_(part)
+            _set(layer, name, place)
+        decoder.flats[index] = flat
+    return flat
 
 
 def _laid_out(layer: Layer, flat: Tensor) -> Layer:
@@ -387,58 +341,11 @@ def _copy(spaces: Sequence[Tensor], flat: Tensor, slot: int) -> None:
     spaces[slot].copy_(flat, non_blocking=True)
 
 
-def _pages(size: int) -> Tensor:
-    """Return uninitialised main memory [size] uint8 that begins at a page and shares its pages with nothing else."""
-    memory = torch.empty(-(-size // PAGE) * PAGE + PAGE, dtype=torch.uint8)
-    first = -memory.data_ptr() % PAGE
-    return memory[first : first + size]
-
-
-def _pin(flats: Collection[Tensor]) -> bool:
-    """Pin main memory that :func:`_pages` has allocated. If the system refuses, pin nothing and return False.
-
-    The memory is registered with CUDA and not allocated by torch, which would round sizes up to powers of two.
-    """
-    pinned: list[Tensor] = []
-    try:
-        for flat in flats:
-            code = int(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), -(-flat.numel() // PAGE) * PAGE, 0))
-            if code:
-                raise RuntimeError(f"CUDA error {code}")
-            pinned.append(flat)
-    except (RuntimeError, AttributeError, AssertionError) as error:
-        _log.info("Main memory can't be pinned: %s", error)
-        _unregister(pinned)
-        return False
-    return True
-
-
-def _unpin(flats: Collection[Tensor], device: torch.device) -> None:
-    with suppress(RuntimeError, AssertionError):
-        torch.cuda.synchronize(device)
-    _unregister(flats)
-
-
-def _unregister(flats: Collection[Tensor]) -> None:
-    """Make pinned memory pageable. Afterwards, clear CUDA's last error, which the next launch would raise."""
-    with suppress(RuntimeError, AttributeError, AssertionError):
-        for flat in flats:
-            torch.cuda.cudart().cudaHostUnregister(flat.data_ptr())
-    with suppress(RuntimeError, AssertionError):
-        torch.zeros(1, device="cuda").add_(1)
-
-
-def _measured_slowdown(spaces: Sequence[Tensor], flat: Tensor) -> float:
-    """Return the time to copy a layer from main memory, divided by the time to read it from the device's memory."""
-
-    def seconds(copy: Callable[[], object]) -> float:
-        copy()
-        torch.cuda.synchronize(spaces[0].device)
-        began = time.perf_counter()
-        copy()
-        torch.cuda.synchronize(spaces[0].device)
-        return time.perf_counter() - began
-
-    from_host = seconds(partial(_copy, spaces, flat, 0))
-    within = seconds(lambda: spaces[1].copy_(spaces[0])) / 2  # a copy on the device reads and writes
-    return max(from_host / max(within, 1e-9), 1.0)
+def _seconds(copy: Callable[[], object], device: torch.device) -> float:
+    """Return the time of the second of two copies in seconds."""
+    copy()
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    copy()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began

@@ -9,7 +9,7 @@ import psutil
 from ..engine.device.memory import cpu_memory_shortage, required_bytes
 from ..errors import AdtError
 from ..memory_limit import MEMORY_SHARE, memory_limit
-from ..models.streamed import free_bytes
+from ..models.allocation import free_bytes
 from .runner import Runner
 
 CPU_BATCH_SIZE = 8

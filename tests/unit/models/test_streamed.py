@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adt_core import AdtError, load_target
-from adt_core.models import streamed
+from adt_core.models import allocation, streamed
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Decoder
 from tests.drafted import run
@@ -87,7 +87,7 @@ def test_streamed_layers_are_spread_and_include_the_last(count, chosen, expected
 
 def test_too_little_main_memory_is_refused_with_both_numbers():
     with pytest.raises(AdtError, match=r"8\.0 GiB .* 4\.0 GiB"):
-        streamed.check_main_memory("model", 2**33, 2**32)
+        allocation.check_main_memory("model", 2**33, 2**32)
 
 
 # ---- choice of the streamed layers -----------------------------------------------------------------------------------
@@ -107,47 +107,47 @@ def needed(target, streamed_layers):
     decoder = target.decoder
     size = streamed.layer_bytes(decoder)
     kept = 2 + len(decoder.layers) - streamed_layers if streamed_layers else len(decoder.layers)
-    cache = KVCache.num_bytes(decoder.config, 2, target.length + streamed.PROMPT_TOKENS, 8)
+    cache = KVCache.num_bytes(decoder.config, 2, target.length + allocation.PROMPT_TOKENS, 8)
     pixels = target.grid[0] * target.grid[1] * target.downsample**2
     codec = sum(p.numel() * p.element_size() for p in (*target.codec.parameters(), *target.codec.buffers()))
-    work = streamed.WORK_BYTES + cache + target.codec.working_bytes(pixels) + 2 * size + codec
+    work = allocation.WORK_BYTES + cache + target.codec.working_bytes(pixels) + 2 * size + codec
     return streamed.other_bytes(decoder) + kept * size + work
 
 
 @pytest.mark.parametrize("count", [12, 11, 5, 3])
 def test_memory_for_the_work_comes_first_and_then_as_many_layers_as_fit(empty, count):
     memory = needed(empty, count)
-    assert streamed.needed_count(empty, memory) == count
-    assert streamed.needed_count(empty, memory + 1) == count
+    assert allocation.needed_count(empty, memory) == count
+    assert allocation.needed_count(empty, memory + 1) == count
     if count < 12:
-        assert streamed.needed_count(empty, memory - 1) == count + 1
+        assert allocation.needed_count(empty, memory - 1) == count + 1
 
 
 def test_a_model_that_fits_is_not_streamed(empty):
-    assert streamed.needed_count(empty, needed(empty, 0)) == 0
+    assert allocation.needed_count(empty, needed(empty, 0)) == 0
 
 
 def test_too_little_device_memory_is_refused_with_both_numbers(empty):
     least = needed(empty, 12)
     gib = least / 2**30
     with pytest.raises(AdtError, match=rf"at least {gib:.1f} GiB on the device .* {gib:.1f} GiB may be used"):
-        streamed.needed_count(empty, least - 1)
+        allocation.needed_count(empty, least - 1)
 
 
 def test_only_streamed_layers_count_as_main_memory_and_too_little_is_refused_before_loading(empty, monkeypatch):
     """The model would need 12 layers of main memory on the CPU. Here 5 are streamed, and the others are on the GPU."""
     decoder = empty.decoder
-    monkeypatch.setattr(streamed, "free_bytes", lambda device, limit: needed(empty, 5))
-    monkeypatch.setattr(streamed, "usable_bytes", lambda limit: 5 * streamed.layer_bytes(decoder))
+    monkeypatch.setattr(allocation, "free_bytes", lambda device, limit: needed(empty, 5))
+    monkeypatch.setattr(allocation, "usable_bytes", lambda limit: 5 * streamed.layer_bytes(decoder))
     placed = []
-    monkeypatch.setattr(streamed, "place", lambda *arguments: placed.append(arguments))
+    monkeypatch.setattr(allocation, "place", lambda *arguments: placed.append(arguments))
     monkeypatch.setattr(empty.codec, "to_empty", lambda device: None)
     gpu = torch.device("cuda")
-    streamed.allocate(empty, gpu)
+    allocation.allocate(empty, gpu)
     assert placed == [(decoder, gpu, 5)]
-    monkeypatch.setattr(streamed, "usable_bytes", lambda limit: 5 * streamed.layer_bytes(decoder) - 1)
+    monkeypatch.setattr(allocation, "usable_bytes", lambda limit: 5 * streamed.layer_bytes(decoder) - 1)
     with pytest.raises(AdtError, match=r"the .* GiB that stay in main memory are more than the .* GiB"):
-        streamed.allocate(empty, gpu)
+        allocation.allocate(empty, gpu)
     assert len(placed) == 1
 
 
@@ -156,10 +156,10 @@ def test_a_limit_of_device_memory_includes_what_the_process_has_allocated(monkey
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, 8))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2)
-    assert streamed.free_bytes(gpu) == 6
-    assert streamed.free_bytes(gpu, 4) == 2
-    assert streamed.free_bytes(gpu, 100) == 6, "a limit does not add memory"
-    assert streamed.free_bytes(CPU) == streamed.free_bytes(gpu, math.inf) == math.inf
+    assert allocation.free_bytes(gpu) == 6
+    assert allocation.free_bytes(gpu, 4) == 2
+    assert allocation.free_bytes(gpu, 100) == 6, "a limit does not add memory"
+    assert allocation.free_bytes(CPU) == allocation.free_bytes(gpu, math.inf) == math.inf
 
 
 def test_device_memory_on_a_cpu_is_refused(tiny):

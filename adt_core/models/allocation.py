@@ -1,0 +1,108 @@
+"""Memory for the weights of a target: how many layers are streamed, and whether the memory is large enough."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..errors import AdtError
+from ..memory_limit import memory_limit, usable_bytes
+from .cache import KVCache
+from .streamed import layer_bytes, least_bytes, place, streamed_count
+from .target import Target
+
+WORK_BYTES = 2**29
+"""Memory of a GPU for activations, captured rounds and workspaces, in bytes. It is an assumption."""
+PROMPT_TOKENS = 512
+"""Number of tokens of a prompt for which memory is kept beside streamed layers."""
+
+
+def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
+    """Check that the main memory is large enough for streamed layers.
+
+    Args:
+        name: Name of the model.
+        usable: Bytes of main memory that the weights may use.
+
+    Raises:
+        AdtError: If it is too small.
+    """
+    if streamed_bytes > usable:
+        needed, there = (f"{size / 2**30:.1f} GiB" for size in (streamed_bytes, usable))
+        raise AdtError(
+            f"{name} does not fit on the device, and the {needed} that stay in main memory are more than the {there} "
+            f"that {memory_limit().owner} has for it; choose int8 or int4 weights, or a smaller model."
+        )
+
+
+def allocate(target: Target, device: torch.device, device_memory: float | None = None) -> None:
+    """Allocate the weights of a target that is on the device "meta". Layers that don't fit on a GPU are streamed.
+
+    Args:
+        device_memory: As in :func:`.load.load_target`.
+
+    Raises:
+        AdtError: If the device or the main memory is too small.
+    """
+    others = [module for module in (target.codec, target.text_encoder) if module is not None]
+    for module in (target.decoder, *others):
+        module.requires_grad_(False).eval()
+    count = 0
+    if device.type == "cuda":
+        count = needed_count(target, free_bytes(device, device_memory))
+        check_main_memory(target.name, count * layer_bytes(target.decoder), usable_bytes(memory_limit()))
+    elif device_memory is not None and device_memory < math.inf:
+        raise AdtError(
+            f"`device_memory` is {device_memory / 2**30:g} GiB, but it limits a CUDA GPU and the device is {device}; "
+            "remove it."
+        )
+    for module in others:
+        module.to_empty(device=device)
+    place(target.decoder, device, count)
+
+
+def free_bytes(device: torch.device, limit: float | None = None) -> float:
+    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices.
+
+    Args:
+        limit: Bytes of the GPU's memory that this process may use in total (default: no limit).
+    """
+    if device.type != "cuda" or limit == math.inf:
+        return math.inf
+    allocated = torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - allocated
+    return free if limit is None else min(free, limit - allocated)
+
+
+def needed_count(target: Target, memory: float) -> int:
+    """Return how many layers must be streamed to leave memory for the work on one image.
+
+    Args:
+        memory: Bytes of the device's memory for the weights and the work.
+
+    Raises:
+        AdtError: If the memory is too small even for two buffers and the weights outside the layers.
+    """
+    decoder = target.decoder
+    work = work_bytes(target)
+    count = streamed_count(decoder, memory - work)
+    if count is None:
+        needed, there = (f"{size / 2**30:.1f} GiB" for size in (least_bytes(decoder) + work, memory))
+        raise AdtError(
+            f"{target.name} needs at least {needed} on the device even if its layers are streamed, but {there} may be "
+            "used; choose int8 or int4 weights, or a smaller model."
+        )
+    return count
+
+
+def work_bytes(target: Target) -> int:
+    """Return the bytes of device memory for one image and for the weights outside of the decoder."""
+    decoder = target.decoder
+    others = [module for module in (target.codec, target.text_encoder) if module is not None]
+    parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
+    pixels = target.grid[0] * target.grid[1] * target.downsample**2
+    cache = KVCache.num_bytes(decoder.config, 2, target.length + PROMPT_TOKENS, decoder.embedding.element_size())
+    drafter = 2 * layer_bytes(decoder)
+    weights = sum(part.numel() * part.element_size() for part in parts)
+    return WORK_BYTES + cache + target.codec.working_bytes(pixels) + drafter + weights
