@@ -90,6 +90,8 @@ TEMPLATES = {
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
     "training.left": "; about {seconds} s left",
+    "weights.pageable": "The system can't pin the main memory, so a pass takes about twice as long.",
+    "weights.streamed": "{resident} of {total} GiB on the GPU, the rest is streamed: about {seconds} s a pass.",
 }
 """English text by key. Names in braces are parameters. The translations are in `locales/LANGUAGE/main.json`."""
 

@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core import AdtError, PromptTooLongError
-from .comfy_runtime import check_cancelled, loaded, tell
+from .comfy_runtime import check_cancelled, tell
 from .sockets import LoadedModel
+from .weights import loaded
 
 _PROMPT = "adt_tree_prompt"
 _SOURCES = "reference_latents"  # set by the stock node ReferenceLatent

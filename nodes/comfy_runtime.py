@@ -5,9 +5,7 @@ import logging
 import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -16,18 +14,13 @@ import comfy.memory_management
 import comfy.model_management as mm
 import comfy.utils
 import folder_paths
-import torch
 from comfy.cli_args import LatentPreviewMethod, args
-from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.engine.pool import held_bytes, release
-from ..adt_core.errors import is_out_of_memory, one_line
-from ..adt_core.memory_limit import memory_limit
+from ..adt_core.errors import one_line
 from ..adt_core.messages import parts_of
-from ..adt_core.models.layers import Decoder
 from ..adt_core.run.previews import Previews, PreviewSchedule
 from ..adt_core.run.resolve import Hardware, has_bfloat16
 from .log_errors import decorating
@@ -155,66 +148,6 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
         send("executed", shown, tab)
 
 
-class ADTTreeWeights(torch.nn.Module):
-    """Wrapper of a module, which a ModelPatcher manages instead of the module.
-
-    ModelPatcher sets attributes such as `device` on the object that it manages. With the wrapper, it does not change
-    the module. ComfyUI's log shows the name of this class when the weights are loaded. For the arguments, see `manage`.
-    """
-
-    def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoders: Sequence[Decoder]):
-        super().__init__()
-        self.module = module
-        self.title = title
-        self.remedy = remedy
-        self.decoders = decoders  # in a sequence, so that they are not registered as submodules
-        # The engine's caches refer to the weights. Without the finalizer, weights that ComfyUI drops would stay on the
-        # device until the next run of the garbage collector.
-        for decoder in decoders:
-            weakref.finalize(self, release, decoder).atexit = False
-
-
-class WeightsPatcher(ModelPatcher):
-    """ModelPatcher that frees the engine's caches when ComfyUI unloads the weights, completely or partially.
-
-    ComfyUI also calls `unpatch_model` before it loads weights that are on their device already. In this case,
-    `unpatch_weights` is False, and the caches are kept.
-    """
-
-    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
-        """Move the weights to `device_to`, usually the CPU."""
-        if unpatch_weights:
-            self._release()
-        super().unpatch_model(device_to, unpatch_weights)
-
-    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, *args, **kwargs) -> int:
-        """Free memory of the device, first the engine's caches and then weights, and return the freed bytes."""
-        freed = sum(map(held_bytes, self.model.decoders))
-        self._release()
-        if freed >= memory_to_free:
-            return freed
-        return freed + super().partially_unload(device_to, memory_to_free - freed, *args, **kwargs)
-
-    def _release(self) -> None:
-        for decoder in self.model.decoders:
-            release(decoder)
-
-
-def manage(module: torch.nn.Module, title: str, remedy: str, *decoders: Decoder) -> WeightsPatcher:
-    """Put a module's weights under ComfyUI's memory management.
-
-    The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
-
-    Args:
-        remedy: Advice in the error message if memory is too small, in the imperative.
-        *decoders: Decoder of the target, if it owns caches of the engine that depend on these weights.
-    """
-    device = mm.get_torch_device()
-    offload = mm.unet_offload_device()
-    weights = ADTTreeWeights(module, title, remedy, decoders)
-    return WeightsPatcher(weights, load_device=device, offload_device=offload)
-
-
 def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:
     """Show a line of text under the running node and in the log, without line breaks.
 
@@ -259,64 +192,6 @@ def drop_unused_results() -> None:
     if forget is not None:
         forget(_FREE_RAM)
     gc.collect()
-
-
-@contextmanager
-def loaded(
-    patchers: Sequence[ModelPatcher], memory_required: int = 0, least: int | None = None
-) -> Iterator[torch.device]:
-    """Load weights on their device for the duration of the block.
-
-    Args:
-        patchers: Patchers of the weights. Error messages use the title and the remedy of the first patcher.
-        memory_required: Bytes to free on the device in addition to the weights.
-        least: Bytes that the run needs at least, in addition to the weights (default: `memory_required`).
-
-    Yields:
-        The device.
-
-    Raises:
-        AdtError: If the device has less memory than the weights and `least`, if its memory runs out in the block, or if
-            ComfyUI did not load all weights, for example with `--novram`.
-    """
-    device = patchers[0].load_device
-    needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
-    is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML does not report its memory
-    if is_limited and needed > mm.get_total_memory(device):
-        raise _too_large(patchers[0], needed, "has {total:.1f} GiB; {remedy}")
-    held = sum(map(held_bytes, {decoder for patcher in patchers for decoder in patcher.model.decoders}))
-    try:
-        mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
-        _check_complete(patchers)
-        yield device
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        mm.unload_all_models()  # as ComfyUI does for such an error
-        for patcher in patchers:
-            patcher.detach()  # ComfyUI loses track of loaded weights when loading others fails
-        words = "ran out of its {total:.1f} GiB; close other programs that use it, or {remedy}"
-        raise _too_large(patchers[0], needed, words) from error
-
-
-def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
-    """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
-    device = patcher.load_device
-    weights = patcher.model
-    total = memory_limit().bytes if device.type == "cpu" else mm.get_total_memory(device)
-    rest = words.format(total=total / 2**30, remedy=weights.remedy)
-    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GiB with its working memory, and {device} {rest}.")
-
-
-def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
-    """Raise AdtError if weights are not on the device on which they run."""
-    for patcher in patchers:
-        if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
-            size = patcher.model_size() / 2**30
-            raise AdtError(
-                f"The model's weights ({size:.1f} GiB) are not all on {patcher.load_device}, where they are needed at "
-                "once; start ComfyUI without --novram, or with --cpu."
-            )
 
 
 class Progress:

@@ -12,8 +12,9 @@ from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, with_window
 from ..adt_core.policies import CHOICES, DEFAULT, RELAXED
 from ..adt_core.settings import flat_lantern
 from . import folders
-from .comfy_runtime import check_cancelled, manage, tell
+from .comfy_runtime import check_cancelled, tell
 from .sockets import LoadedDrafter, LoadedModel
+from .weights import manage
 
 AUTO = next(iter(CHOICES))
 """Default of the input `drafting`."""

@@ -18,11 +18,12 @@ from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
 from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
 from . import folders
 from .clip_and_vae import cropped, read_prompt, read_sources, to_image, to_picture
-from .comfy_runtime import Progress, check_cancelled, drop_unused_results, hardware, loaded, manage, tell
+from .comfy_runtime import Progress, check_cancelled, drop_unused_results, hardware, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
 from .schema import Tooltips, schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
+from .weights import loaded, manage
 
 PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
 """Name of the published transformer, and the choice for a text encoder or VAE in the same folder as the transformer."""

@@ -8,8 +8,8 @@ from ..adt_core.app.continuation import prefix_length
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
 from ..adt_core.run.masks import generated_cells, upper_part_kept
-from .comfy_runtime import loaded
 from .sockets import LoadedModel
+from .weights import loaded
 
 
 def read_latent(

@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, load_target
 from ..adt_core.messages import message
+from ..adt_core.models.allocation import companion_bytes, image_bytes
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.models.quantised import check_device
 from ..adt_core.recipe import AUTO
@@ -16,11 +17,12 @@ from ..adt_core.run.resolve import choose_dtype
 from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
-from .comfy_runtime import check_cancelled, drop_unused_results, hardware, manage, refusal, tell
+from .comfy_runtime import check_cancelled, drop_unused_results, hardware, refusal, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
+from .weights import manage
 
 _DTYPES = "float32", "bfloat16", "float16"
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8", "int4 weights": "int4"}
@@ -145,6 +147,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         decoder = manage(
             target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder
         )
+        decoder.tell_expected(image_bytes(target), companion_bytes(target))
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
         text = None
         if target.text_encoder is not None:

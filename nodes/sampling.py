@@ -25,11 +25,12 @@ from ..adt_core.run.runner import Progress, Resident
 from ..adt_core.run.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.settings import UPSTREAM
 from .clip_and_vae import read_prompt, read_sources, text_encoder
-from .comfy_runtime import check_cancelled, hardware, loaded, preview_side, tell
+from .comfy_runtime import check_cancelled, hardware, preview_side, tell
 from .drafting import AUTO, check_same_model, drafting_options, own_drafter, own_path
 from .latent import read_codes
 from .schema import NUMBERS, widget
 from .sockets import LoadedDrafter, LoadedModel
+from .weights import loaded
 
 _PROMPT = "Prompt"
 _NEGATIVE_PROMPT = "Negative prompt"

@@ -26,12 +26,13 @@ from ..adt_core.settings import Option
 from . import folders
 from .batch import one
 from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
+from .comfy_runtime import Progress, check_cancelled, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .sampling import prepare, preset_input, sampling_inputs
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
+from .weights import loaded
 
 MEASURED = 10
 """Minimum number of measurements during the training, which are the points of the curve. It applies if the user sets

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
 
 from ..errors import AdtError
 from ..memory_limit import memory_limit, usable_bytes
+from ..messages import message
 from .cache import KVCache
 from .streamed import layer_bytes, least_bytes, place, streamed_count
 from .target import Target
@@ -16,6 +18,7 @@ WORK_BYTES = 2**29
 """Memory of a GPU for activations, captured rounds and workspaces, in bytes. It is an assumption."""
 PROMPT_TOKENS = 512
 """Number of tokens of a prompt for which memory is kept beside streamed layers."""
+_log = logging.getLogger(__name__)
 
 
 def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
@@ -60,6 +63,8 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
     for module in others:
         module.to_empty(device=device)
     place(target.decoder, device, count)
+    if count and not target.decoder.stream.pinned:
+        _log.warning("%s", message("weights.pageable"))
 
 
 def free_bytes(device: torch.device, limit: float | None = None) -> float:
@@ -85,7 +90,7 @@ def needed_count(target: Target, memory: float) -> int:
         AdtError: If the memory is too small even for two buffers and the weights outside the layers.
     """
     decoder = target.decoder
-    work = work_bytes(target)
+    work = image_bytes(target) + companion_bytes(target)
     count = streamed_count(decoder, memory - work)
     if count is None:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (least_bytes(decoder) + work, memory))
@@ -96,13 +101,16 @@ def needed_count(target: Target, memory: float) -> int:
     return count
 
 
-def work_bytes(target: Target) -> int:
-    """Return the bytes of device memory for one image and for the weights outside of the decoder."""
+def image_bytes(target: Target) -> int:
+    """Return an estimate of the bytes of device memory for decoding one image, without weights."""
     decoder = target.decoder
-    others = [module for module in (target.codec, target.text_encoder) if module is not None]
-    parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
     pixels = target.grid[0] * target.grid[1] * target.downsample**2
     cache = KVCache.num_bytes(decoder.config, 2, target.length + PROMPT_TOKENS, decoder.embedding.element_size())
-    drafter = 2 * layer_bytes(decoder)
-    weights = sum(part.numel() * part.element_size() for part in parts)
-    return WORK_BYTES + cache + target.codec.working_bytes(pixels) + drafter + weights
+    return WORK_BYTES + cache + target.codec.working_bytes(pixels)
+
+
+def companion_bytes(target: Target) -> int:
+    """Return the bytes of codec, text encoder and, as an estimate, of a drafter network."""
+    others = [module for module in (target.codec, target.text_encoder) if module is not None]
+    parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
+    return sum(part.numel() * part.element_size() for part in parts) + 2 * layer_bytes(target.decoder)

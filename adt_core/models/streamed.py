@@ -12,11 +12,11 @@ captured as part of a CUDA graph. Such copies need page-locked ("pinned") memory
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from typing import Protocol, cast
@@ -32,7 +32,11 @@ ALIGNMENT = 256
 SLOWDOWN = 16.0
 """Estimate of the time to fetch a byte from main memory, divided by the time to read it from the memory of a GPU. It is
 computed from published bandwidths: 15 for an RTX 3060 with PCIe 4.0 x16, 42 for an RTX 4090."""
-_log = logging.getLogger(__name__)
+
+BANDWIDTH = 24e9
+"""Bytes per second from pinned main memory to a GPU with PCIe 4.0 x16, a published figure."""
+PROBE_BYTES = 2**26
+"""Bytes that are copied to measure a bandwidth."""
 
 Fetch = Callable[[int], object]
 """Function that writes the weights of a layer to buffer 0 or 1."""
@@ -241,8 +245,6 @@ def _stream(
         stream.pinned = pinner is not None and pin_all(pinner, memories, device)
         if pinner is not None and stream.pinned:
             stream.close = weakref.finalize(stream, unpin_all, pinner, memories, device)
-        elif pinner is not None:
-            _log.warning("Streamed weights are in pageable memory, so a pass takes about twice as long.")
         stream.measure(partial(_copy, spaces, memories[0], 0), partial(_copy, spaces, spaces[1], 0), device)
     return stream
 
@@ -262,6 +264,17 @@ def release(decoder: Decoder) -> None:
         if decoder.embedding.device.type == "cuda":
             torch.cuda.synchronize(decoder.embedding.device)
         stream.close()
+
+
+def host_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second that a device copies from main memory; measured on CUDA, else :data:`BANDWIDTH`."""
+    if device.type != "cuda":
+        return BANDWIDTH
+    source = torch.empty(PROBE_BYTES, dtype=torch.uint8)
+    with suppress(RuntimeError):
+        source = source.pin_memory()
+    space = torch.empty_like(source, device=device)
+    return PROBE_BYTES / max(_seconds(lambda: space.copy_(source, non_blocking=True), device), 1e-9)
 
 
 def slowdown(decoder: Decoder, measured: bool = True) -> float:
