@@ -17,6 +17,8 @@ from .policies.methods import DEFAULT, POLICIES, Drafting
 from .policies.methods import options as drafting_options
 from .settings import (
     BUNDLED,
+    DISK,
+    RAM,
     Lantern,
     Option,
     Sampling,
@@ -90,6 +92,12 @@ class Placement(Settings):
         "from the main memory in each pass; the image stays the same.",
         0.0,
         metavar="GIB",
+    )
+    memory: str = choice(
+        RAM,
+        "Where layers are stored that the device has no memory for. disk: each pass reads them again from the model's "
+        "files, which is slow.",
+        (RAM, DISK),
     )
 
     @property

@@ -20,6 +20,9 @@ BUNDLED = "bundled"
 """Name of the target model that this node pack contains, and of the drafter for this model."""
 UPSTREAM = "upstream"
 """Value of the setting `noise` for the noise of the model authors' scripts."""
+RAM = "ram"
+DISK = "disk"
+"""Values of the setting `memory`: layers that do not fit stay in main memory, or are read from the model's files."""
 MAX_SEED = 2**64 - 1
 """Largest seed."""
 MAX_BATCH_SIZE = 4096

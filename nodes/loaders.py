@@ -12,6 +12,7 @@ from ..adt_core.messages import message
 from ..adt_core.models.allocation import companion_bytes, image_bytes
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.models.quantised import check_device
+from ..adt_core.models.streamed import layer_bytes
 from ..adt_core.recipe import AUTO
 from ..adt_core.run.resolve import choose_dtype
 from ..adt_core.settings import BUNDLED
@@ -147,7 +148,8 @@ class ADTTreeModelLoader(io.ComfyNode):
         decoder = manage(
             target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder
         )
-        decoder.tell_expected(image_bytes(target), companion_bytes(target))
+        drafter = 2 * layer_bytes(target.decoder)
+        decoder.tell_expected(image_bytes(target), companion_bytes(target) + drafter)
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
         text = None
         if target.text_encoder is not None:

@@ -10,8 +10,9 @@ import torch
 from ..errors import AdtError
 from ..memory_limit import memory_limit, usable_bytes
 from ..messages import message
+from ..settings import DISK, RAM
 from .cache import KVCache
-from .streamed import layer_bytes, least_bytes, place, streamed_count
+from .streamed import device_bytes, layer_bytes, least_bytes, move, place, spread, streamed_count
 from .target import Target
 
 WORK_BYTES = 2**29
@@ -39,11 +40,10 @@ def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
         )
 
 
-def allocate(target: Target, device: torch.device, device_memory: float | None = None) -> None:
-    """Allocate the weights of a target that is on the device "meta". Layers that don't fit on a GPU are streamed.
+def allocate(target: Target, device: torch.device, device_memory: float | None = None, memory: str = RAM) -> None:
+    """Allocate the weights of a target that is on the device "meta", except for layers that are read from files.
 
-    Args:
-        device_memory: As in :func:`.load.load_target`.
+    It has the arguments of :func:`.load.load_target`.
 
     Raises:
         AdtError: If the device or the main memory is too small.
@@ -51,20 +51,48 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
     others = [module for module in (target.codec, target.text_encoder) if module is not None]
     for module in (target.decoder, *others):
         module.requires_grad_(False).eval()
-    count = 0
-    if device.type == "cuda":
-        count = needed_count(target, free_bytes(device, device_memory))
-        check_main_memory(target.name, count * layer_bytes(target.decoder), usable_bytes(memory_limit()))
-    elif device_memory is not None and device_memory < math.inf:
+    if device.type != "cuda" and device_memory is not None and device_memory < math.inf:
         raise AdtError(
             f"`device_memory` is {device_memory / 2**30:g} GiB, but it limits a CUDA GPU and the device is {device}; "
             "remove it."
         )
+    count = _checked_count(target, device, device_memory, memory)
     for module in others:
         module.to_empty(device=device)
+    if memory == DISK:
+        move(target.decoder, device, spread(len(target.decoder.layers), count) if count else ())
+        return
     place(target.decoder, device, count)
-    if count and not target.decoder.stream.pinned:
+    stream = target.decoder.stream
+    if stream is not None and not stream.pinned:
         _log.warning("%s", message("weights.pageable"))
+
+
+def _checked_count(target: Target, device: torch.device, device_memory: float | None, memory: str) -> int:
+    """Return how many layers must be streamed, after checking the memory."""
+    limit = memory_limit()
+    usable = usable_bytes(limit)
+    if device.type == "cuda":
+        count = needed_count(target, free_bytes(device, device_memory))
+        if memory == RAM:
+            check_main_memory(target.name, count * layer_bytes(target.decoder), usable)
+        return count
+    if device.type != "cpu":
+        return 0
+    if memory == DISK:
+        return needed_count(target, usable, on_cpu=True)
+    is_moved = device_memory == math.inf  # ComfyUI moves the weights to a GPU
+    weights = device_bytes(target.decoder, 0) + companion_bytes(target)
+    there = limit.bytes if is_moved else usable
+    if weights > there:
+        sizes = (f"{size / 2**30:.1f} GiB" for size in (weights, there, limit.bytes))
+        needed, most, total = sizes
+        remedy = "" if is_moved else "set `memory` to disk, or "
+        raise AdtError(
+            f"{target.name} has {needed} of weights, but at most {most} of the {total} of {limit.owner} may be used; "
+            f"{remedy}choose int8 or int4 weights, or a smaller model."
+        )
+    return 0
 
 
 def free_bytes(device: torch.device, limit: float | None = None) -> float:
@@ -80,17 +108,19 @@ def free_bytes(device: torch.device, limit: float | None = None) -> float:
     return free if limit is None else min(free, limit - allocated)
 
 
-def needed_count(target: Target, memory: float) -> int:
+def needed_count(target: Target, memory: float, on_cpu: bool = False) -> int:
     """Return how many layers must be streamed to leave memory for the work on one image.
 
     Args:
         memory: Bytes of the device's memory for the weights and the work.
+        on_cpu: Whether the device is a CPU.
 
     Raises:
         AdtError: If the memory is too small even for two buffers and the weights outside the layers.
     """
     decoder = target.decoder
-    work = image_bytes(target) + companion_bytes(target)
+    drafter = 2 * layer_bytes(decoder)
+    work = image_bytes(target, on_cpu) + companion_bytes(target) + drafter
     count = streamed_count(decoder, memory - work)
     if count is None:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (least_bytes(decoder) + work, memory))
@@ -101,16 +131,21 @@ def needed_count(target: Target, memory: float) -> int:
     return count
 
 
-def image_bytes(target: Target) -> int:
-    """Return an estimate of the bytes of device memory for decoding one image, without weights."""
+def image_bytes(target: Target, on_cpu: bool = False) -> int:
+    """Return an estimate of the bytes of device memory for decoding one image, without weights.
+
+    On a CPU, layers are read from files, so there is memory to convert one of them.
+    """
     decoder = target.decoder
     pixels = target.grid[0] * target.grid[1] * target.downsample**2
-    cache = KVCache.num_bytes(decoder.config, 2, target.length + PROMPT_TOKENS, decoder.embedding.element_size())
-    return WORK_BYTES + cache + target.codec.working_bytes(pixels)
+    length = min(target.length + PROMPT_TOKENS, decoder.config.max_positions)
+    cache = KVCache.num_bytes(decoder.config, 2, length, decoder.embedding.element_size())
+    work = layer_bytes(decoder) if on_cpu else WORK_BYTES
+    return work + cache + target.codec.working_bytes(pixels)
 
 
 def companion_bytes(target: Target) -> int:
-    """Return the bytes of codec, text encoder and, as an estimate, of a drafter network."""
+    """Return the bytes of codec and text encoder."""
     others = [module for module in (target.codec, target.text_encoder) if module is not None]
     parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
-    return sum(part.numel() * part.element_size() for part in parts) + 2 * layer_bytes(target.decoder)
+    return sum(part.numel() * part.element_size() for part in parts)

@@ -9,8 +9,9 @@ import torch
 
 from ..errors import AdtError, Check, shown
 from ..files import LARGEST_LIST, parse_json, read_text
-from ..settings import BUNDLED, Lantern
+from ..settings import BUNDLED, RAM, Lantern
 from .allocation import allocate
+from .disk import stream_from_files
 from .downloads import Published
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
@@ -74,6 +75,7 @@ def load_target(
     weights: str | None = None,
     exact: bool = True,
     device_memory: float | None = None,
+    memory: str = RAM,
 ) -> Target:
     """Load a target.
 
@@ -88,12 +90,13 @@ def load_target(
         exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).
         device_memory: Bytes of a GPU's memory for weights and work (default: the free memory). Layers that do not fit
             are streamed from the main memory (:mod:`.streamed`). Infinity streams none.
+        memory: "ram", or "disk" to read layers that do not fit again from the files in each pass (:mod:`.disk`).
 
     Raises:
         AdtError: If the files are damaged, don't contain a supported model, or the device does not support the weights.
     """
     check_device(weights, torch.device(device), dtype)
-    target = target_of(open_checkpoint(path), device, dtype, check, weights, exact, device_memory)
+    target = target_of(open_checkpoint(path), device, dtype, check, weights, exact, device_memory, memory)
     if str(path) == BUNDLED:
         target.name = BUNDLED
         target.published = BUNDLED_SAMPLING
@@ -110,6 +113,7 @@ def target_of(
     weights: str | None = None,
     exact: bool = True,
     device_memory: float | None = None,
+    memory: str = RAM,
     filled: Callable[[Entry], object] | None = None,
 ) -> Target:
     """Return the target of an open checkpoint; see :func:`load_target`.
@@ -125,10 +129,12 @@ def target_of(
     image_ids = target.decoder.image_ids  # kept, because to_empty discards the values of buffers
     target.decoder.exact = exact
     _set_dtypes(target, dtype, weights)
-    allocate(target, torch.device(device), device_memory)
+    allocate(target, torch.device(device), device_memory, memory)
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
-    fill(family.entries(target, checkpoint), checkpoint, check, filled)
+    entries = family.entries(target, checkpoint)
+    fill([entry for entry in entries if not entry.parameter.is_meta], checkpoint, check, filled)
+    stream_from_files(target, family.entries, checkpoint, check)
     target.published = family.sampling
     target.trained = family.trained
     return target

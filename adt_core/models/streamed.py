@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -221,25 +221,41 @@ def place(
     release(decoder)
     # Layers leave the device before others enter it, because the memory for both may be too small.
     flats = {index: _stored(decoder, index) for index in (spread(len(decoder.layers), streamed) if streamed else ())}
+    move(decoder, device, flats)
+    if flats:
+        decoder.stream = _stream(decoder, device, flats, pinner, overlap)
+
+
+def move(decoder: Decoder, device: torch.device, left_out: Collection[int]) -> None:
+    """Move all weights to a device, except for some layers. Weights on the device "meta" become uninitialised."""
     _move(decoder, device)
     for index, layer in enumerate(decoder.layers):
-        if index not in flats:
+        if index not in left_out:
             _move(layer, device)
             if device.type != "cpu":
                 decoder.flats.pop(index, None)
-    if flats:
-        decoder.stream = _stream(decoder, device, flats, pinner, _lane(device, overlap))
+
+
+def make_buffers(decoder: Decoder, device: torch.device, pattern: Layer) -> tuple[list[Tensor], list[Layer]]:
+    """Return two buffers as flat memory, and as layers with the shapes and strides of the pattern."""
+    spaces = [torch.empty(layer_bytes(decoder), dtype=torch.uint8, device=device) for _ in range(2)]
+    return spaces, [_laid_out(pattern, space) for space in spaces]
+
+
+def make_lane(device: torch.device, overlap: bool = True) -> Lane:
+    """Return the lane of a device."""
+    if device.type == "cpu":
+        return ThreadLane()
+    return CudaLane(device) if device.type == "cuda" and overlap else OrderedLane()
 
 
 def _stream(
-    decoder: Decoder, device: torch.device, flats: Mapping[int, Tensor], pinner: Pinner | None, lane: Lane
+    decoder: Decoder, device: torch.device, flats: Mapping[int, Tensor], pinner: Pinner | None, overlap: bool
 ) -> LayerStream:
-    """Allocate the buffers, pin the main memory of streamed layers, and return the stream."""
-    size = layer_bytes(decoder)
-    spaces = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    """Return the stream of layers in main memory, after pinning it."""
+    spaces, buffers = make_buffers(decoder, device, cast(Layer, decoder.layers[min(flats)]))
     fetches = {decoder.layers[index]: partial(_copy, spaces, flat) for index, flat in flats.items()}
-    first = cast(Layer, decoder.layers[min(flats)])
-    stream = LayerStream([_laid_out(first, space) for space in spaces], size, fetches, lane)
+    stream = LayerStream(buffers, layer_bytes(decoder), fetches, make_lane(device, overlap))
     if device.type == "cuda":
         memories = list(flats.values())
         stream.pinned = pinner is not None and pin_all(pinner, memories, device)
@@ -247,12 +263,6 @@ def _stream(
             stream.close = weakref.finalize(stream, unpin_all, pinner, memories, device)
         stream.measure(partial(_copy, spaces, memories[0], 0), partial(_copy, spaces, spaces[1], 0), device)
     return stream
-
-
-def _lane(device: torch.device, overlap: bool) -> Lane:
-    if device.type == "cpu":
-        return ThreadLane()
-    return CudaLane(device) if device.type == "cuda" and overlap else OrderedLane()
 
 
 def release(decoder: Decoder) -> None:
@@ -275,6 +285,32 @@ def host_bandwidth(device: torch.device) -> float:
         source = source.pin_memory()
     space = torch.empty_like(source, device=device)
     return PROBE_BYTES / max(_seconds(lambda: space.copy_(source, non_blocking=True), device), 1e-9)
+
+
+def named_tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and values of all parameters and then all buffers, in the order of `named_parameters`.
+
+    A tensor of a streamed layer is valid until the next one.
+    """
+    for named in (decoder.named_parameters, decoder.named_buffers):
+        running: Iterator[nn.Module] = iter(())
+        current = -1
+        for name, tensor in named():
+            if name.startswith("layers."):
+                _, index, name_in_layer = name.split(".", 2)
+                running = iter(decoder.running_layers()) if current < 0 else running
+                while current < int(index):
+                    layer = next(running)
+                    current += 1
+                tensor = _parts(layer)[name_in_layer]
+            yield name, tensor
+
+
+def held_bytes(decoder: Decoder) -> int:
+    """Return the bytes of memory for weights and buffers, without layers that are read from files."""
+    parts = (part for part in (*decoder.parameters(), *decoder.buffers()) if not part.is_meta)
+    buffers = 2 * decoder.stream.layer_bytes if decoder.stream is not None else 0
+    return sum(part.numel() * part.element_size() for part in parts) + buffers
 
 
 def slowdown(decoder: Decoder, measured: bool = True) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from .. import cache_folder
 from ..errors import Check
+from ..models.layers import Decoder
+from ..models.streamed import named_tensors
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from ..version import FORMAT
@@ -66,19 +69,25 @@ def weights_digest(part: str, module: nn.Module, files: Iterable[Path], check: C
         files: Files from which the weights were loaded; empty if they are unknown.
         check: Cancellation callback, called for each tensor, or None.
     """
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    if sum(tensor.nbytes for _, tensor in tensors) < CACHED_BYTES:
-        return _tensors_digest(tensors)
+    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    if size < CACHED_BYTES:
+        return _tensors_digest(_named_tensors(module))
     facts = sorted((str(file.absolute()), *_state(file)) for file in files)
-    first = _tensors_digest((name, tensor.flatten()[:64]) for name, tensor in tensors)
+    first = _tensors_digest((name, tensor.flatten()[:64]) for name, tensor in _named_tensors(module))
     name = json.dumps([part, first, facts])
     stored = cache_folder.read("weights", name) if facts else None
     if isinstance(stored, dict) and isinstance(stored.get("digest"), str):
         return stored["digest"]
-    found = _tensors_digest(tensors, check)
+    found = _tensors_digest(_named_tensors(module), check)
     if facts:
         cache_folder.write("weights", name, {"digest": found})
     return found
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(module, Decoder):
+        return named_tensors(module)
+    return chain(module.named_parameters(), module.named_buffers())
 
 
 def _state(file: Path) -> tuple[int, ...]:

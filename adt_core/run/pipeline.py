@@ -27,7 +27,7 @@ from ..errors import AdtError, Check, command, shown
 from ..models.load import find_published, load_target
 from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Placement, Recipe
-from ..settings import MAX_BATCH_SIZE, Option, plain
+from ..settings import MAX_BATCH_SIZE, RAM, Option, plain
 from .checkpoints import default_folder
 from .extensions import add_installed
 from .images import read_settings
@@ -96,6 +96,7 @@ class Pipeline(Runner):
         dtype: str | None = None,
         weights: str | None = None,
         device_memory: float | None = None,
+        memory: str = RAM,
         **loading: Unpack[LoadingOptions],
     ) -> Pipeline:
         """Load a model.
@@ -112,6 +113,8 @@ class Pipeline(Runner):
                 `dtype`.
             device_memory: Memory of a CUDA GPU in GiB for weights and work; None for its free memory. Layers that don't
                 fit are copied from the main memory in each pass. The images stay the same.
+            memory: "ram", or "disk" to read layers that don't fit again from the model's files in each pass, which is
+                slow. The images stay the same.
             **loading: Other options of :class:`~adt_core.recipe.Loading`, such as ``size=(512, 512)``.
 
         Raises:
@@ -126,7 +129,7 @@ class Pipeline(Runner):
             "weights": weights,
         }
         given = {name: value for name, value in {**loading, **given}.items() if value is not None}
-        placement = Placement(str(device), plain(device_memory))
+        placement = Placement(str(device), plain(device_memory), memory)
         recipe = resolve_recipe(given, Hardware.of(device))
         return replace(cls.of(recipe, placement), given=given)
 
@@ -145,6 +148,7 @@ class Pipeline(Runner):
             weights=loading.weights,
             exact=loading.exact == "on",
             device_memory=placement.device_bytes,
+            memory=placement.memory,
         )
         target = target.sized(*loading.size) if loading.size else target
         return cls(with_sources(target, recipe.sources), recipe)._with_drafter()

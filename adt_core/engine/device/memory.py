@@ -17,6 +17,7 @@ from ...models.batch_invariance import near_window
 from ...models.cache import KVCache
 from ...models.layers import GPU_PIECE_BYTES, Decoder
 from ...models.quantised_matmul import supports_byte_matmul
+from ...models.streamed import held_bytes
 from ...rules.noise import Noise
 from ...settings import UPSTREAM
 from ..graphs import MAX_GRAPHS
@@ -153,7 +154,7 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
-    weights = sum(part.numel() * part.element_size() for part in (*decoder.parameters(), *decoder.buffers()))
+    weights = held_bytes(decoder)
     work = required_bytes(request, batch_size)
     limit = memory_limit()
     usable = usable_bytes(limit)

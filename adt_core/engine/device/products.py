@@ -69,7 +69,11 @@ def product_report(request: Request) -> ProductReport:
 
 
 def _network_report(network: nn.Module, request: Request, counts: Sequence[int]) -> ProductReport:
-    named = [(name.rpartition(".")[2], weight) for name, weight in network.named_parameters()]
+    parameters = [*network.named_parameters()]
+    if any(weight.is_meta for _, weight in parameters):  # layers on disk: a buffer has the values of one of them
+        parameters = [item for item in parameters if not item[1].is_meta]
+        parameters += request.target.decoder.stream.buffers[0].named_parameters()
+    named = [(name.rpartition(".")[2], weight) for name, weight in parameters]
     weights = {it.shape: it for name, it in named if name in WEIGHTS and it.dtype == torch.float32}
     config = request.target.decoder.config
     key = config.num_heads, config.num_kv_heads, config.head_dim, tuple(weights), counts

@@ -64,6 +64,7 @@ class StoredTensor(NamedTuple):
         read: Function that reads the tensor to the CPU.
         file: The file.
         name: Name of the tensor in the file.
+        close: Function that closes the file until the next read, so that its memory is released.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +72,7 @@ class StoredTensor(NamedTuple):
     read: Callable[[], Tensor]
     file: Path
     name: str
+    close: Callable[[], object] = bool
 
     @classmethod
     def of(cls, tensor: Tensor, file: Path, name: str) -> StoredTensor:
@@ -190,15 +192,25 @@ class _Weights:
         self._mapped += tensor.nbytes
         return tensor
 
+    def close(self) -> None:
+        self._opened = None
+
 
 def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file. Only the header is read; ``StoredTensor.read`` reads the data later."""
-    read = _Weights(file).read
+    weights = _Weights(file)
     try:
         with safe_open(file, "pt") as opened:
             headers = {name: opened.get_slice(name) for name in opened.keys()}
             return {
-                name: StoredTensor(tuple(header.get_shape()), header.get_dtype(), partial(read, name), file, name)
+                name: StoredTensor(
+                    tuple(header.get_shape()),
+                    header.get_dtype(),
+                    partial(weights.read, name),
+                    file,
+                    name,
+                    weights.close,
+                )
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:

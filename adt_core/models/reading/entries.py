@@ -136,12 +136,14 @@ def fill(
     checkpoint: Checkpoint,
     check: Check | None = None,
     filled: Callable[[Entry], object] | None = None,
+    checked: bool = True,
 ) -> None:
     """Fill the parameters of all entries one by one.
 
     Args:
         check: Called before each parameter. It may raise an exception to cancel.
         filled: Called after each parameter.
+        checked: Whether to check the numbers. False for tensors that were checked when they were read before.
 
     Raises:
         AdtError: If a number in a file is not finite, or too large for the dtype of its parameter.
@@ -150,10 +152,10 @@ def fill(
         if check is not None:
             check()
         sources = [checkpoint[name] for name in entry.names]
-        value = entry.make([stored.read_finite() for stored in sources])
+        value = entry.make([stored.read_finite() if checked else widened(stored.read()) for stored in sources])
         (entry.put or entry.parameter.copy_)(value)
         is_clamped = entry.put is not None and entry.parameter.element_size() == 1
-        if not is_clamped and _may_overflow(entry.parameter.dtype, value.dtype):
+        if checked and not is_clamped and _may_overflow(entry.parameter.dtype, value.dtype):
             _refuse_overflow(entry.parameter, sources)
         if filled is not None:
             filled(entry)

@@ -107,7 +107,8 @@ def needed(target, streamed_layers):
     decoder = target.decoder
     size = streamed.layer_bytes(decoder)
     kept = 2 + len(decoder.layers) - streamed_layers if streamed_layers else len(decoder.layers)
-    cache = KVCache.num_bytes(decoder.config, 2, target.length + allocation.PROMPT_TOKENS, 8)
+    length = min(target.length + allocation.PROMPT_TOKENS, decoder.config.max_positions)
+    cache = KVCache.num_bytes(decoder.config, 2, length, 8)
     pixels = target.grid[0] * target.grid[1] * target.downsample**2
     codec = sum(p.numel() * p.element_size() for p in (*target.codec.parameters(), *target.codec.buffers()))
     work = allocation.WORK_BYTES + cache + target.codec.working_bytes(pixels) + 2 * size + codec

@@ -20,6 +20,7 @@ from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
 from adt_core.engine.device.costs import Costs, profile_name
+from adt_core.models import streamed
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shape
 from adt_core.policies.auto import SIZES, Auto, sizes_of
@@ -103,6 +104,30 @@ TOKENS = {
     (mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode, replayed=False)
 }
 """(mode, number of drafts) -> average number of tokens of a round."""
+
+
+def test_with_streamed_weights_the_largest_tree_costs_little_more_than_a_plain_round():
+    """8 times as long a plain round: then drafts save almost as much time as they save passes."""
+    resident = replace(ESTIMATED, on_cpu=False, tile=TILE["cuda"])
+    costs = {slowdown: replace(resident, slowdown=slowdown).profile(SIZES) for slowdown in (1.0, 8.0)}
+    for mode in MODES:
+        largest = max(sizes_of(mode, replayed=True))
+        speeds = {slowdown: TOKENS[mode.name, largest] / it.cost(mode.name, largest) for slowdown, it in costs.items()}
+        assert speeds[8.0] > 0.85 * TOKENS[mode.name, largest] > speeds[1.0]
+        rates = {n: TOKENS[mode.name, n] / costs[8.0].cost(mode.name, n) for n in sizes_of(mode, replayed=False)}
+        assert max(rates, key=rates.get) == largest, "auto chooses it"
+
+
+def test_the_speed_up_on_the_map_counts_what_streamed_weights_save(models, cache):
+    """With relaxed acceptance, times are not measured, so the speed-up follows from the estimates alone."""
+    target, drafter = copy.deepcopy(models)
+    relaxed = {"drafting": Drafting("auto"), "lantern": Lantern(delta=0.3)}
+    profile = decode_and_learn(target, drafter, **relaxed).profile
+    streamed.place(target.decoder, torch.device("cpu"), len(target.decoder.layers))
+    slower = decode_and_learn(target, drafter, **relaxed)
+    mode = next(iter(profile.costs))
+    assert slower.profile.cost(mode, 63) - slower.profile.plain < 0.2 * (profile.cost(mode, 63) - profile.plain)
+    assert slower.trace.speedup > 0.8 * slower.trace.report()["tau"]
 
 
 MACHINES = {
