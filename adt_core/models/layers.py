@@ -450,6 +450,10 @@ class Decoder(nn.Module):
         """Return the layers in the order of a pass. Each is in the memory of the device until the next one."""
         return self.layers if self.stream is None else self.stream.over(self.layers)
 
+    def first_layer(self) -> nn.Module:
+        """Return the first layer. It is in the memory of the device until the next pass."""
+        return self.layers[0] if self.stream is None else self.stream.fetched(self.layers[0])
+
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
 

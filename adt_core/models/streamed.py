@@ -139,6 +139,14 @@ class LayerStream:
         self.seconds = from_host * len(self)
         self.slowdown = max(from_host / max(within, 1e-9), 1.0)
 
+    def fetched(self, layer: nn.Module) -> nn.Module:
+        """Return a layer, ready to compute until the next pass."""
+        if layer not in self._fetches:
+            return layer
+        self._lane.fetch(0, self._fetches[layer])
+        self._lane.wait(0)
+        return self.buffers[0]
+
     def over(self, layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
         """Yield layers in the order of a pass, ready to compute. A streamed layer is valid until the next one."""
         layers = list(layers)

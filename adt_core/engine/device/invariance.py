@@ -214,7 +214,7 @@ def report_name(request: Request, kernels: Sequence[Verdict] = ()) -> str:
     """
     decoder = request.target.decoder
     device = decoder.embedding.device
-    layer = next(iter(decoder.running_layers()))
+    layer = decoder.first_layer()
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
     weights = torch.stack(samples).tolist()

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from adt_core import AdtError, load_target
+from adt_core import AdtError, Drafting, load_drafter, load_target
 from adt_core.models import allocation, streamed
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Decoder
@@ -41,10 +42,22 @@ class AtOnce(LastMoment):
         pass
 
 
-@pytest.mark.parametrize("family", WRITERS)
-@pytest.mark.parametrize("weights", [None, "int8", "int4"])
-def test_tokens_are_those_of_a_model_that_fits(written, family, weights):
-    dtype = torch.float64 if weights is None else torch.float32
+def each_family(*cases):
+    """Parametrise by family, dtype and weights. By default, only Janus is tested with all cases."""
+    names = [(family, *case) for family in WRITERS for case in cases]
+    return pytest.mark.parametrize(
+        "family, dtype, weights",
+        [name if name[0] == "janus" or name[1:] == cases[0] else pytest.param(*name, marks=LONG) for name in names],
+    )
+
+
+LONG = pytest.mark.long
+FLOATS = torch.float64, None
+QUANTISED = [(torch.float32, "int8"), (torch.float32, "int4")]
+
+
+@each_family(FLOATS, (torch.bfloat16, None), *QUANTISED)
+def test_tokens_are_those_of_a_model_that_fits(written, family, dtype, weights):
     target = load_small(family, written(family), dtype=dtype, weights=weights)
     expected = run(target).codes
     for lane in (LastMoment, AtOnce, streamed.ThreadLane):
@@ -55,6 +68,53 @@ def test_tokens_are_those_of_a_model_that_fits(written, family, weights):
     streamed.place(target.decoder, CPU)
     assert target.decoder.stream is None
     assert run(target).codes.equal(expected)
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Counter of the bytes that are copied into existing tensors."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            self.bytes += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+class Counting(AtOnce):
+    """Lane that counts the bytes that are copied into buffers."""
+
+    def __init__(self):
+        self.counter = CopiedBytes()
+
+    def fetch(self, slot, fetch):
+        with self.counter:
+            fetch(slot)
+
+
+@each_family((torch.bfloat16, None), *QUANTISED)
+def test_bytes_of_a_decoding_and_its_buffers_are_as_computed(written, family, dtype, weights):
+    """A pass is a call of the decoder: the prefix, which may be read in parts, and then one pass per round."""
+    target = load_small(family, written(family), dtype=dtype, weights=weights)
+    decoder = target.decoder
+    count = len(decoder.layers)
+    streamed.place(decoder, CPU, count)
+    drafted = {"drafter": load_drafter("jacobi", target), "drafting": Drafting("auto")}
+    run(target, **drafted)  # with the trials that this process has not run yet
+    stream = decoder.stream
+    stream._lane = Counting()
+    passes = []
+    decoder.register_forward_pre_hook(lambda *_: passes.append(0))
+    run(target, **drafted)
+    layer = decoder.layers[0]
+    parts = [*layer.parameters(), *layer.buffers()]
+    size = sum(-(-part.nbytes // streamed.ALIGNMENT) * streamed.ALIGNMENT for part in parts)
+    digest = size if dtype is torch.bfloat16 else 0  # batch-invariant mode finds its trial by the first layer
+    assert stream._lane.counter.bytes == len(passes) * stream.fetched_bytes + digest and len(passes) > 2
+    assert stream.fetched_bytes == count * size
+    storages = [next(buffer.parameters()).untyped_storage() for buffer in stream.buffers]
+    assert sum(storage.nbytes() for storage in storages) == 2 * stream.layer_bytes
+    assert len({part.untyped_storage().data_ptr() for buffer in stream.buffers for part in buffer.parameters()}) == 2
 
 
 def test_each_streamed_layer_is_fetched_once_per_pass_into_two_buffers(models):
