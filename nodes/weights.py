@@ -116,6 +116,9 @@ class DecoderPatcher(WeightsPatcher):
         count = self._count(before + extra_memory - others)
         if not before or not self.keeps_layers and self._is_worthwhile(count):
             self._place(device_to, count)
+            if not count:  # ComfyUI's own loading moves nothing more, but it also calls what is registered for it
+                self.model.model_loaded_weight_memory = 0
+                super().partially_load(device_to, _EVERYTHING, *args, **kwargs)
             self._tell()
         return self.loaded_size() - before
 

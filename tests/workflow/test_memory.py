@@ -72,7 +72,7 @@ CONSTANTS = {
     "CpuSample",  # one per process, if torch uses several threads
     "RoundRows",
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
-    *("Budget", "NetworkKind", "PredictedSettings", "Resident"),
+    *("Budget", "CudaPinner", "NetworkKind", "Placement", "PredictedSettings", "Resident"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
     *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
     *("Runtime", "Sampling", "Shape", "Tooltips", "WorkerArgs", "_LowerBound"),
