@@ -102,7 +102,8 @@ class DecoderPatcher(WeightsPatcher):
     """ModelPatcher of a decoder, of which ComfyUI can load and unload single layers."""
 
     def least_size(self) -> int:
-        return streamed.least_bytes(self.model.module)
+        is_whole = mm.is_device_cpu(self.load_device)
+        return self.model_size() if is_whole else streamed.least_bytes(self.model.module)
 
     def partially_load(self, device_to: torch.device, extra_memory: float = 0, *args, **kwargs) -> int:
         """Load as many layers as fit, and return the bytes that were loaded.
