@@ -100,7 +100,7 @@ def demo(options: dict[str, Any]) -> str:
     """Generate output/demo.png with the bundled model, and explain the speed-up."""
     from .app import demo
 
-    return demo.run(_device(options))
+    return demo.run(_placement(options))
 
 
 def generate(options: dict[str, Any]) -> str:
@@ -251,7 +251,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     merge: {"results": (args.MergeArgs.options,)},
     inspect: {"checkpoint": (args.InspectArgs.options,)},
-    demo: {"model": (args.DeviceArgs.options,)},
+    demo: {"model": (Placement.options,)},
     download: {"model": (args.DownloadArgs.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,), "Triton kernels": (args.DoctorArgs.options,)},
     train_drafter: {

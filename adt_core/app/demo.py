@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_text
+from ..recipe import Placement
 from . import generate
 from .args import GenerateArgs, InputArgs, OutputArgs
 
@@ -17,12 +18,12 @@ IMAGE = Path("output", "demo.png")
 REPORT = Path("output", "demo.json")
 
 
-def run(device: str) -> str:
+def run(placement: Placement) -> str:
     """Generate the image, write it and its report, and return the text to print."""
     print(f'Generating "{CAPTION}", with drafts and without.', flush=True)
     files = OutputArgs(output=IMAGE, report=REPORT, compare=True)
     inputs = InputArgs(prompt=CAPTION)
-    lines = generate.run(generate.plan(GenerateArgs(files, inputs, {"seed": SEED}, device=device)))
+    lines = generate.run(generate.plan(GenerateArgs(files, inputs, {"seed": SEED}, placement=placement)))
     return f"{lines}\n{explanation(json.loads(read_text(REPORT, 1)))}"
 
 

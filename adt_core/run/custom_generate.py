@@ -9,8 +9,10 @@ model become views of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +158,8 @@ def custom_generate(
     checkpoint = open_checkpoint(folder)
     parameters = dict(model.named_parameters())
     checkpoint.use_tensors(model.state_dict(), CODEC)
-    target = target_of(checkpoint, model.device, model.dtype, filled=lambda entry: _share(entry, parameters))
+    share = partial(_share, parameters=parameters)
+    target = target_of(checkpoint, model.device, model.dtype, device_memory=math.inf, filled=share)  # streams no layer
     target = target if size is None else target.sized(*size)
     given = {"model": folder, "drafter": drafter and str(drafter), "dtype": target.loaded["dtype"], **options}
     recipe = resolve_recipe(given, Hardware.of(model.device), target.published)
