@@ -109,12 +109,9 @@ class Pipeline(Runner):
                 there is a CUDA device, else the CPU.
             dtype: "auto", "float32", "float64", "bfloat16" or "float16". "auto", the default, is float32 for the
                 bundled model and on a CPU, else bfloat16 or what the device computes well.
-            weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits. None stores them in
-                `dtype`.
-            device_memory: Memory of a CUDA GPU in GiB for weights and work; None for its free memory. Layers that don't
-                fit are copied from the main memory in each pass. The images stay the same.
-            memory: "ram", or "disk" to read layers that don't fit again from the model's files in each pass, which is
-                slow. The images stay the same.
+            weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits; None for `dtype`.
+            device_memory: GiB of a CUDA GPU to use; None for its free memory. Other layers are copied in each pass.
+            memory: "ram", or "disk" to read layers that don't fit from the model's files in each pass, which is slow.
             **loading: Other options of :class:`~adt_core.recipe.Loading`, such as ``size=(512, 512)``.
 
         Raises:
@@ -193,16 +190,7 @@ class Pipeline(Runner):
             AdtError: If the PNG contains no valid settings, or another model or precision is loaded.
         """
         loading = self.recipe.as_loaded(self.target.loaded).loading.flat()
-        device = self.target.decoder.embedding.device
-        given = {"model": loading["model"], "drafter": self.recipe.drafter or "", "device": str(device), **options}
-        saved = read_values(Path(path), given)
-        made = {"model_name": read_settings(Path(path)).get("model_name"), **saved}
-        for name, here in {"model_name": self.target.name, **{name: loading[name] for name in _PRECISION}}.items():
-            if made.get(name) != here:
-                raise AdtError(
-                    f"{path} was made with the {name.replace('_', ' ')} {shown(made.get(name))}, but {shown(here)} is "
-                    "loaded; use Pipeline.from_png, which loads what the PNG names."
-                )
+        saved = _saved_by(self, Path(path), loading, options)
         prompt = saved.pop("prompt")
         size = saved.get("size")
         chosen = {**saved, **loading, "drafter": self.recipe.drafter, "size": size}
@@ -335,6 +323,29 @@ class Pipeline(Runner):
             if progress.decoding.trace.rounds or progress.finished:
                 results = {finished.job.number - 1: finished.result() for finished in progress.finished}
                 yield Step(progress.done, progress.total, results, partial(_previews, progress))
+
+
+def _saved_by(pipeline: Pipeline, path: Path, loading: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a PNG, with other options. See :meth:`Pipeline.repeat`.
+
+    Args:
+        loading: Settings of the loaded model.
+        options: Options that replace those in the PNG.
+
+    Raises:
+        AdtError: If the PNG contains no valid settings, or another model or precision is loaded.
+    """
+    device = pipeline.target.decoder.embedding.device
+    given = {"model": loading["model"], "drafter": pipeline.recipe.drafter or "", "device": str(device), **options}
+    saved = read_values(path, given)
+    made = {"model_name": read_settings(path).get("model_name"), **saved}
+    for name, here in {"model_name": pipeline.target.name, **{name: loading[name] for name in _PRECISION}}.items():
+        if made.get(name) != here:
+            raise AdtError(
+                f"{path} was made with the {name.replace('_', ' ')} {shown(made.get(name))}, but {shown(here)} is "
+                "loaded; use Pipeline.from_png, which loads what the PNG names."
+            )
+    return saved
 
 
 def find_model(model: str | Path) -> str:
