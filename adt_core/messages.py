@@ -18,7 +18,7 @@ TEMPLATES = {
     "benchmark.kept": "{done} of {count} prompts kept. Press Run to continue. The results are in {folder}.",
     "benchmark.progress": "{done} of {count} prompts, {number} of {methods} methods, now {method}",
     "benchmark.relaxed": "Changed by LANTERN: {methods}.",
-    "benchmark.warm_up": "Warming up {methods} methods",
+    "benchmark.warm_up": "Warming up, {number} of {methods} methods, now {method}",
     "check.differs": "Same image: no ({methods}).",
     "check.faster": "About {ratio} times as fast. Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
@@ -49,6 +49,26 @@ TEMPLATES = {
     "inputs.unknown": "Ignored, because this node has no such input: {names}. Its inputs are {inputs}.",
     "mask.empty": "The mask is empty, so the image stays as it is. Open it in MaskEditor and paint over the part to "
     "generate again.",
+    "method.adt-tree": "ADT-Tree",
+    "method.adt-tree-random": "ADT-Tree, random first shape",
+    "method.adt-tree-top-k": "ADT-Tree, top-k proposals",
+    "method.adt-tree-vertical": "ADT-Tree, vertical first shape",
+    "method.auto": "Auto",
+    "method.auto-jacobi": "Auto, Jacobi window",
+    "method.eagle2": "EAGLE-2",
+    "method.eagle2-paper": "EAGLE-2, the paper's tree",
+    "method.eagle2-pruned": "EAGLE-2, pruned",
+    "method.eagle2-top-k": "EAGLE-2, top-k proposals",
+    "method.jacobi": "Jacobi window",
+    "method.jacobi-64": "Jacobi window, 64 drafts",
+    "method.jacobi-chain": "Jacobi chain",
+    "method.merged": "Network and Jacobi window",
+    "method.merged-64": "Network and Jacobi window, 64 drafts",
+    "method.merged-chain": "Network and Jacobi chain",
+    "method.no-drafting": "No drafting",
+    "method.predicted": "Predicted",
+    "method.relaxed": " + LANTERN",
+    "method.static": "Static: {name}",
     "model.missing": "{model} is not installed; set if_missing to 'download' and run again",
     "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
     "preset.ignored": "Ignored, because preset is '{preset}': {values}. Set preset to '{custom}' to use your own "
@@ -102,7 +122,7 @@ class Part(NamedTuple):
     Attributes:
         text: English text with the values of the parameters.
         key: Key in `TEMPLATES`; None for a text that is not translated.
-        parameters: Values of the template's parameters, by name.
+        parameters: Values of the template's parameters, by name. A value can be a message.
     """
 
     text: str

@@ -4,8 +4,9 @@ import { own } from "./own.js";
 
 /**
  * Part of a message: its English text, the key of its template, and the values for the names in braces in the template.
+ * A value can be a message, as a list of parts.
  *
- * @typedef {{text: string, key?: string | null, parameters?: Record<string, string | number>}} Part
+ * @typedef {{text: string, key?: string | null, parameters?: Record<string, string | number | Part[]>}} Part
  */
 
 /** @type {Record<string, string>} */
@@ -24,5 +25,10 @@ export function translate(parts) {
 /** @param {Part} part */
 function translatePart({ text, key, parameters = {} }) {
   const template = key ? own(templates, key) : undefined;
-  return template?.replace(/\{(\w+)\}/g, (place, name) => String(own(parameters, name) ?? place)) ?? text;
+  return template?.replace(/\{(\w+)\}/g, (place, name) => textOf(own(parameters, name) ?? place)) ?? text;
+}
+
+/** @param {string | number | Part[]} value of a parameter */
+function textOf(value) {
+  return Array.isArray(value) ? translate(value) : String(value);
 }

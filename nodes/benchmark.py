@@ -18,7 +18,7 @@ from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import paper, presets, quality
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
-from ..adt_core.policies import PLAIN
+from ..adt_core.policies import PLAIN, method_title
 from ..adt_core.run.identity import digest
 from ..adt_core.run.images import named_folder
 from ..adt_core.settings import MAX_SEED
@@ -32,6 +32,17 @@ from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
 FOLDER = "adt_tree_benchmark"
+MAIN = "main methods"
+WITHOUT_NETWORK = "without a drafter network"
+COMPARED = {
+    MAIN: presets.COMPARED,
+    "ADT-Tree and EAGLE-2": "adt-tree,eagle2",
+    WITHOUT_NETWORK: presets.COMPARED_WITHOUT_NETWORK,
+    "with LANTERN": "auto,auto+lantern,adt-tree,adt-tree+lantern",
+    "Auto": "auto",
+    "tables of the ADT-Tree paper": paper.METHODS,
+}
+"""Choices of the input `compare`: name in the node -> list of methods."""
 
 
 _BENCHMARK_TOOLTIPS = Tooltips(
@@ -60,10 +71,32 @@ _BENCHMARK_TOOLTIPS = Tooltips(
 )
 
 
+def _methods_input() -> io.Input:
+    methods = ", ".join(list(presets.PRESETS)[1:])
+    return io.String.Input(
+        "methods",
+        default="",
+        advanced=True,
+        tooltip=f"A list of your own, which replaces the choice of compare: names separated by commas, of "
+        f"{methods}. Add +lantern to a name to relax its acceptance, and settings after a colon: "
+        f"adt-tree:beta=0.5,init=vertical. {paper.METHODS}: the tables of the ADT-Tree paper.",
+    )
+
+
+def _compare_input() -> io.Input:
+    main = ", ".join(map(method_title, presets.listed(presets.COMPARED)))
+    return io.Combo.Input(
+        "compare",
+        options=list(COMPARED),
+        default=MAIN,
+        tooltip=f"Methods to compare with no drafting. Main methods: {main}. The paper's tables take "
+        "longest: 9 methods at temperature 0 and 1.",
+    )
+
+
 class ADTTreeBenchmark(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        methods = ", ".join(list(presets.PRESETS)[1:])
         own = Sampling.options()
         return schema(
             "ADTTreeBenchmark",
@@ -79,13 +112,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 io.String.Input("prompts", default="", multiline=True),
                 io.Int.Input("count", default=4, min=1, max=100000),
-                io.String.Input(
-                    "methods",
-                    default=presets.COMPARED,
-                    tooltip=f"Methods to compare with no drafting, separated by commas: {methods}. Add +lantern to "
-                    "a name to relax its acceptance, and settings after a colon: adt-tree:beta=0.5,init=vertical. "
-                    f"{paper.METHODS}: the tables of the ADT-Tree paper, at temperature 0 and 1.",
-                ),
+                _methods_input(),
                 io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),
                 widget("guidance", own["guidance_scale"]._replace(default=BUNDLED_SAMPLING.guidance_scale)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
@@ -94,6 +121,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     io.Combo.Input(name, options=list(folders.metrics()), default=folders.NONE, advanced=True)
                     for name in QualityArgs.weights()
                 ),
+                _compare_input(),
             ],
             outputs=[io.String.Output(display_name="table")],
             is_output_node=True,
@@ -114,7 +142,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         model: LoadedModel,
         prompts: str,
         count: int,
-        methods: str,
+        methods: str = "",
         drafter: LoadedDrafter | None = None,
         lantern: Lantern | None = None,
         preset: str | None = None,
@@ -123,6 +151,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         aesthetic: str = folders.NONE,
         inception: str = folders.NONE,
         real_images: str = folders.NONE,
+        compare: str = MAIN,
         **sampling,
     ) -> io.NodeOutput:
         lantern = lantern or model.target.published.lantern
@@ -132,17 +161,23 @@ class ADTTreeBenchmark(io.ComfyNode):
         paths: dict[str, Any] = {name: _weights(name, choice) for name, choice in weights.items()}
         metrics = quality.choose(**paths, count=len(chosen), device=torch.device("cpu"))
         session = _Session(run, chosen, metrics, cls.hidden.unique_id)
+        methods = methods.strip() or _choice(compare, has_network=session.has_network)
         table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))
         if note := join(run.notes):
             tell(note)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
 
 
+def _choice(compare: str, has_network: bool) -> str:
+    """Return the list of methods of a choice. Without a drafter network, the main methods are those of the window."""
+    return COMPARED[WITHOUT_NETWORK if compare == MAIN and not has_network else compare]
+
+
 def _is_paper(methods: str) -> bool:
     return presets.listed(methods) == [paper.METHODS]
 
 
-def _check(prompts: str = "", methods: str = presets.COMPARED) -> None:
+def _check(prompts: str = "", methods: str = "") -> None:
     """Check the inputs before a run. Large files are not read; see `prompts.check`."""
     check(prompts, "prompts")
     if not _is_paper(methods):
@@ -163,6 +198,11 @@ class _Session:
     prompts: list[str]
     metrics: quality.QualityMetrics
     node_id: str
+
+    @property
+    def has_network(self) -> bool:
+        """Whether there is a drafter network, which most methods need."""
+        return bench.NETWORK in bench.drafters_by_name(self.run.pipeline.drafter)
 
     def compare(self, methods: Sequence[str]) -> str:
         """Measure the prompts that have no record yet, write the results, and return the table."""
@@ -224,13 +264,16 @@ class _Session:
 
         def before(number: int, method: str) -> None:
             done = len(records)
-            line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=method)
+            title = method_title(method)
+            line = message("benchmark.progress", done=done, count=count, number=number, methods=methods, method=title)
             progress.update(done * methods + number, line)
 
-        worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before)
+        def warming(number: int, method: str) -> None:
+            progress.say(message("benchmark.warm_up", number=number, methods=methods, method=method_title(method)))
+
+        worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before, warming)
         shown = folder.relative_to(folder_paths.get_output_directory())
         where = f"output/{shown.as_posix()}"
-        progress.say(message("benchmark.warm_up", methods=methods))
         with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=where)):
             for record in bench.measure(worker, folder):
                 records.append(record)  # one by one, because the progress counts them

@@ -20,7 +20,7 @@ from server import PromptServer
 
 from ..adt_core import AdtError
 from ..adt_core.errors import one_line
-from ..adt_core.messages import parts_of
+from ..adt_core.messages import Message, parts_of
 from ..adt_core.run.previews import Previews, PreviewSchedule
 from ..adt_core.run.resolve import Hardware, has_bfloat16
 from .log_errors import decorating
@@ -171,12 +171,21 @@ def _show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     if tab is None:
         return
     line = one_line(text)
-    parts = [part._asdict() for part in parts_of(text)]
+    parts = _parts(text)
     name = logging.getLevelName(level).lower()
     detail = {"node": node_id, "text": line, "parts": parts, "level": name, "is_lasting": is_lasting}
     send(_LINE_EVENT, detail, tab)
     if (instance := server()) is not None:
         instance.send_progress_text(line, node_id, tab)
+
+
+def _parts(text: str) -> list[dict]:
+    """Return the parts of a message for js/messages.js. A parameter that is a message becomes a list of its parts."""
+    return [
+        part._asdict()
+        | {"parameters": {k: _parts(v) if isinstance(v, Message) else v for k, v in part.parameters.items()}}
+        for part in parts_of(text)
+    ]
 
 
 def drop_unused_results() -> None:

@@ -26,7 +26,7 @@ from ..engine.request import Request
 from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
-from ..policies import PLAIN, CostProfile, Drafting
+from ..policies import PLAIN, CostProfile, Drafting, method_title
 from ..run import race
 from ..run.pipeline import Pipeline
 from .op_counter import OpCounter
@@ -98,7 +98,7 @@ class DiagnosticSetup:
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}
         if self.network is not None:
             methods["adt-tree"] = with_drafter(self.network, "adt-tree")
-        return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, drafts=16)}
+        return {**methods, "jacobi-chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, drafts=16)}
 
     def _with(self, drafting: Drafting, drafter: Drafter | None) -> Pipeline:
         recipe = replace(self.pipeline.recipe, drafting=drafting, lantern=None)
@@ -182,7 +182,7 @@ class Diagnostics:
             if self.runs and time.monotonic() - began > MAX_SECONDS:
                 self.left_out.append(name)
                 continue
-            line = message("check.progress", number=number, count=len(methods), method=name)
+            line = message("check.progress", number=number, count=len(methods), method=method_title(name))
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)

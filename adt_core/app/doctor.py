@@ -24,7 +24,7 @@ from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.load import find_published
 from ..models.torch_private import product_settings
-from ..policies import PLAIN
+from ..policies import PLAIN, method_title
 from ..policies.auto import SIZES
 from ..recipe import Placement
 from ..run.pipeline import Pipeline
@@ -99,8 +99,8 @@ def diagnose(subject: DiagnosticSetup) -> Report:
 
 
 def _verdict(results: Diagnostics) -> Message:
-    differing = [name for name in results.runs if not all(results.is_identical(name))]
-    same = message("check.differs", methods=", ".join(differing)) if differing else message("check.same")
+    differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
+    same = message("check.differs", methods=join(differing, ", ")) if differing else message("check.same")
     speed = results.speedups.get("auto")
     if speed is None:
         return join((same, message("check.too_slow")))
@@ -209,9 +209,9 @@ def _methods(results: Diagnostics) -> list[str]:
         speed = results.speedups.get(name)
         speedup = "1" if name == PLAIN else "not measured" if speed is None else speed.text(1)
         drafting = f"launches: {run.launches}, waits: {run.waits}" if on_gpu else f"{run.drafting:.0%}"
-        lines.append(f"| {name} | {run.tokens:.2f} | {speedup} | {drafting} | {single} | {batched} |")
+        lines.append(f"| {method_title(name)} | {run.tokens:.2f} | {speedup} | {drafting} | {single} | {batched} |")
     if results.left_out:
-        lines.append(f"Skipped to save time: {', '.join(results.left_out)}.")
+        lines.append(f"Skipped to save time: {', '.join(map(method_title, results.left_out))}.")
     if not results.speedups:
         return [*lines, "The speed-ups were not measured, because this model is too slow here."]
     tokens = results.turn_tokens
@@ -223,7 +223,7 @@ def _methods(results: Diagnostics) -> list[str]:
 
 
 def _identity(results: Diagnostics) -> list[str]:
-    differing = [name for name in results.runs if not all(results.is_identical(name))]
+    differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
     lines = []
     if results.exact.differing:
         lines.append(

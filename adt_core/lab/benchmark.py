@@ -181,6 +181,7 @@ class BenchmarkWorker:
         pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
         progress: Progress callback of :func:`.race.turn`.
+        warming: Progress callback of the warm-up, which is called in the same way.
 
     Attributes:
         facts: Result of `Benchmark.settings`.
@@ -192,12 +193,14 @@ class BenchmarkWorker:
         pipelines: dict[str, Pipeline],
         check: Check | None = None,
         progress: Callable[[int, str], None] | None = None,
+        warming: Callable[[int, str], None] | None = None,
     ):
         self.benchmark = benchmark
         self.facts = benchmark.settings(pipelines[PLAIN].target)
         self._pipelines = pipelines
         self._check = check
         self._progress = progress
+        self._warming = warming
         self._is_warm = False
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
@@ -209,7 +212,10 @@ class BenchmarkWorker:
         methods = {name: partial(pipeline.decoding, check=self._check) for name, pipeline in self._pipelines.items()}
         prompts = self.benchmark.prompts
         if not self._is_warm:
-            race.warm_up((decoding(prompts[:1]) for decoding in methods.values()), WARM_UP)
+            warm_up = {
+                name: lambda prompt, run=run: race.warm_up([run(prompt)], WARM_UP) for name, run in methods.items()
+            }
+            race.turn(warm_up, prompts[:1], progress=self._warming)
         self._is_warm = True
         runs = {name: lambda prompt, decoding=decoding: decoding([prompt]).run() for name, decoding in methods.items()}
         decodings = race.turn(runs, prompts[number], number, self._progress)

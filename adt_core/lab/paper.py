@@ -23,7 +23,7 @@ from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
 from ..app.csv_tables import to_csv
 from ..errors import AdtError
 from ..files import read_text, write_in
-from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED
+from ..policies import ADT_TREE, EAGLE2, PLAIN, RELAXED, method_title
 from ..recipe import Placement
 from ..run import race
 from . import benchmark, report
@@ -34,18 +34,6 @@ METHODS = "paper"
 """Name of these comparisons in a list of methods."""
 TEMPERATURES = (0.0, 1.0)
 BASELINE = "eagle2-paper"
-NAMES = {
-    PLAIN: "no drafting",
-    BASELINE: "EAGLE-2, the paper's tree",
-    EAGLE2: "EAGLE-2, tree of this device",
-    BASELINE + RELAXED: "LANTERN",
-    ADT_TREE: "ADT-Tree",
-    ADT_TREE + RELAXED: "ADT-Tree + LANTERN",
-    f"{ADT_TREE}-top-k": "ADT-Tree, top-k proposals",
-    f"{ADT_TREE}-vertical": "ADT-Tree, vertical",
-    f"{ADT_TREE}-random": "ADT-Tree, random",
-}
-"""Names of the methods in the tables."""
 TABLES = {
     "I. Speed": (
         *(PLAIN, BASELINE, BASELINE + RELAXED, EAGLE2),
@@ -216,7 +204,7 @@ def markdown(rows: list[dict], settings: Mapping[str, Any]) -> str:
         sections.append(_section("IV. Image quality", own, headings, model))
     notes = ["SR is the time of no drafting divided by that of the method, the median over the prompts."]
     tree = ", ".join(f"{name} {value}" for name, value in PAPER_TREE.items())
-    notes.append(f"EAGLE-2 and LANTERN draft the paper's tree ({tree}); the other methods draft coupled proposals.")
+    notes.append(f"The paper's tree has {tree}; methods without 'top-k' draft coupled proposals.")
     if PUBLISHED_MODEL in model.lower():
         notes.append("Figures of the paper: Anole, MS-COCO 2017, temperature 0, on the authors' machine.")
     return "\n\n".join([*sections, " ".join(notes), report.conditions(settings)]) + "\n"
@@ -233,7 +221,7 @@ def _section(title: str, rows: list[dict], headings: Mapping[str, str], model: s
 
 def _extra(row: dict, model: str) -> dict[str, Any]:
     """Return the values of a row that the summary lacks: the name of the method, and the paper's figures."""
-    extra: dict[str, Any] = {"name": NAMES.get(row["method"], row["method"])}
+    extra: dict[str, Any] = {"name": method_title(row["method"])}
     published = PUBLISHED.get(row["method"])
     if published is not None and PUBLISHED_MODEL in model.lower() and row["temperature"] == 0:
         extra |= {"paper_speedup": published.speedup, "paper_tau": published.tau, "paper_depth": published.depth}

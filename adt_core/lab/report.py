@@ -19,7 +19,7 @@ import numpy as np
 from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
 from ..messages import Message, join, message
-from ..policies import PLAIN, RELAXED
+from ..policies import PLAIN, RELAXED, method_title
 from ..run import race
 
 COLUMNS = {
@@ -115,7 +115,8 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
     """
     shown = [key for key in rows[0] if rows[0][key] is not None] if columns is None else columns
     headings = {key: heading for key, heading in _headings(rows).items() if key in shown}
-    cells = [[_FORMATS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
+    named = [{**row, "method": method_title(row["method"])} for row in rows]
+    cells = [[_FORMATS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in named]
     lines = ["| " + " | ".join(line) + " |" for line in (headings.values(), *cells)]
     return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
 
@@ -129,15 +130,15 @@ def verdict(rows: list[dict], images: int) -> Message:
     """
     drafted = [row for row in rows if row["method"] != PLAIN]
     changed = [row["method"] for row in drafted if row["identical"] < images]
-    differing = ", ".join(name for name in changed if RELAXED not in name)
-    relaxed = ", ".join(name for name in changed if RELAXED in name)
+    differing = join((method_title(name) for name in changed if RELAXED not in name), ", ")
+    relaxed = join((method_title(name) for name in changed if RELAXED in name), ", ")
     same = message("check.differs", methods=differing) if differing else message("check.same")
     if relaxed:
         same = join((same, message("benchmark.relaxed", methods=relaxed)))
     if not drafted:
         return same
     best = max(drafted, key=lambda row: row["speedup"])
-    fastest = message("benchmark.fastest", method=best["method"], ratio=f"{best['speedup']:.1f}")
+    fastest = message("benchmark.fastest", method=method_title(best["method"]), ratio=f"{best['speedup']:.1f}")
     return join((same, fastest, race.Estimate(best["speedup"], best["low"], best["high"]).remark))
 
 
@@ -202,7 +203,7 @@ def _draw_speed(path: Path, rows: list[dict]) -> None:
     axes = figure.subplots()
     values, low, high = (np.array([row[name] for row in rows]) for name in ("speedup", "low", "high"))
     error = None if None in low else np.maximum(0, [values - low, high - values])
-    axes.barh([row["method"] for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
+    axes.barh([method_title(row["method"]) for row in rows], values, xerr=error, color="#4c78a8", ecolor="#222222")
     axes.invert_yaxis()
     axes.axvline(1, color="#222222", linewidth=0.8)
     figure.supxlabel("speed-up over no drafting (median" + (")" if error is None else ", 95 % CI)"), fontsize="medium")
@@ -236,7 +237,7 @@ def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes, name, values in zip(grid, names, maps):
         shown = axes.imshow(values, vmin=1, vmax=np.max(maps))
-        axes.set_title(name, fontsize=8)
+        axes.set_title(method_title(name), fontsize=8)
     for axes in grid:
         axes.set_axis_off()
     figure.colorbar(shown, ax=list(grid), label="tokens per target pass")

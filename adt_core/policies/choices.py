@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..messages import TEMPLATES, Message, join, message
 from ..settings import Lantern, flat_lantern
 from .methods import ADT_TREE, DEFAULT, EAGLE2, PLAIN
 
@@ -29,6 +30,21 @@ RELAXABLE = (DEFAULT, ADT_TREE, EAGLE2)
 """Methods that the command line offers with the suffix `RELAXED`."""
 _LIMITS = "lantern_delta", "lantern_lambda"
 """Options that limit what LANTERN accepts. Only one of them can be given."""
+
+
+def method_title(name: str) -> Message:
+    """Return the name of a method for users, such as "ADT-Tree + LANTERN (beta=0.5)" for "adt-tree+lantern:beta=0.5".
+
+    Args:
+        name: Name on the command line, with the suffix `RELAXED` and settings after a colon if there are any.
+    """
+    head, _, settings = name.rpartition(":")
+    method = head if "=" in settings else name
+    base = method.removesuffix(RELAXED)
+    kind, _, tree = base.partition(":")
+    title = message(f"method.{kind}", **({"name": tree} if tree else {})) if f"method.{kind}" in TEMPLATES else base
+    relaxed = message("method.relaxed") if base != method else ""
+    return join((title, relaxed, f" ({settings.replace(',', ', ')})" if "=" in settings else ""), "")
 
 
 def expanded(given: Mapping[str, Any], lantern: Lantern) -> dict[str, Any]:

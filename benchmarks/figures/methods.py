@@ -6,7 +6,7 @@ from adt_core import Drafting
 from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.report import seconds, summary
 from adt_core.lab.report import table as summary_table
-from adt_core.policies import RELAXED
+from adt_core.policies import RELAXED, method_title
 from adt_core.run import race
 
 from ..harness import BUNDLED, captions, compared
@@ -14,11 +14,14 @@ from ..tables import estimate, table
 from .parts import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
-FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, drafts=6)) for depth in (4, 5)}
+FIXED = {
+    f"eagle2:depth={depth},width=2,drafts=6": Preset(Drafting("eagle2", depth=depth, width=2, drafts=6))
+    for depth in (4, 5)
+}
 """Fixed trees that are comparable with the trees of ADT-Tree.
 
-N is their number of drafts. It is the mean number of drafts of ADT-Tree's trees. d is their depth: the two depths are
-the integers next to the mean depth of ADT-Tree's trees. k is the width."""
+Their number of drafts is the mean number of drafts of ADT-Tree's trees. Their depths are the integers next to the mean
+depth of ADT-Tree's trees."""
 MAIN = {
     **{
         name: PRESETS[name]
@@ -36,16 +39,8 @@ PAIRS = [
     *((name + RELAXED, name) for name in RELAXABLE),
 ]  # fmt: skip
 """Pairs of a method and a baseline. The benchmark reports the speed-up of the method over the baseline."""
-SPEED = {
-    "auto": "*auto*, the default",
-    "merged": "network and Jacobi window in one tree, 24 drafts",
-    "merged-64": "network and Jacobi window in one tree, 64 drafts",
-    "jacobi-chain": "Jacobi window as a chain, no network",
-    "eagle2": "EAGLE-2, coupled",
-    "eagle2-top-k": "EAGLE-2 with the usual top-k proposals",
-    "adt-tree": "ADT-Tree",
-}
-"""Rows of the table in README.md: method -> title of the row."""
+SPEED = "auto", "merged", "merged-64", "jacobi-chain", "eagle2", "eagle2-top-k", "adt-tree"
+"""Methods in the table in README.md."""
 
 
 def measure_methods(count: int) -> dict:
@@ -63,18 +58,18 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     rows = {row["method"]: row for row in data["rows"]}
     speed = [
         [
-            title,
+            method_title(name),
             estimate(rows[name][key] for key in ("speedup", "low", "high")),
             rows[name]["totals"],
             f"{rows[name]['tau']:.1f}",
         ]
-        for name, title in SPEED.items()
+        for name in SPEED
     ]
     pairs = ["method", "baseline", "speed-up (median)", "95 % CI low", "95 % CI high", "ratio of totals"]
     return {
         "speed": table(["method", "speed-up over no drafting", "ratio of totals", "tokens per target pass"], speed),
         "methods": summary_table(data["rows"], data["images"]),
-        "pairs": table(pairs, data["pairs"]),
+        "pairs": table(pairs, ([method_title(one), method_title(other), *row] for one, other, *row in data["pairs"])),
     }
 
 

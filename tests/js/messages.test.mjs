@@ -40,6 +40,16 @@ test("a parameter is text, whatever it contains", () => {
   assert.equal(chinese([{ ...FOLDER, parameters: { folder: "$& {folder} <b>" } }]), "图像位于 $& {folder} <b>。");
 });
 
+test("a parameter that is a message is translated, too", () => {
+  const method = [
+    { text: "No drafting", key: "method.no-drafting", parameters: {} },
+    { text: " (depth=5)", key: null, parameters: {} },
+  ];
+  const parameters = { number: 1, count: 4, method };
+  const part = { text: "1 of 4 methods, now No drafting (depth=5)", key: "check.progress", parameters };
+  assert.equal(chinese([part]), "4 种方法中的 1 种，正在检查 不起草 (depth=5)");
+});
+
 test("names that every object inherits are neither keys nor parameters", () => {
   for (const key of ["constructor", "__proto__", "hasOwnProperty"])
     assert.equal(chinese([{ text: "Something", key, parameters: {} }]), "Something");

@@ -12,7 +12,7 @@ from adt_core import Lantern, Pipeline, Recipe, cli
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.lab import benchmark
 from adt_core.lab.report import COLUMNS, verdict
-from adt_core.policies import PLAIN, POLICIES
+from adt_core.policies import PLAIN, POLICIES, method_title
 from adt_core.run.images import read_settings
 from tests.command import words
 
@@ -39,7 +39,7 @@ def run(tiny, tmp_path, capsys):
 @pytest.mark.parametrize("methods", [QUICK, pytest.param(METHODS, marks=pytest.mark.long)], ids=["quick", "every"])
 def test_every_method_and_every_column(run, tmp_path, methods):
     code, out, _ = run(methods=",".join(methods))
-    assert code == 0 and all(name in out for name in methods)
+    assert code == 0 and all(f"| {method_title(name)} |" in out for name in methods)
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in results["summary"]] == ["no-drafting", *methods]
     assert all(set(row) == set(COLUMNS) for row in results["summary"])
@@ -69,16 +69,17 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         ({}, "Same image: yes."),
         (
             {"auto": (2.14, 4), "jacobi": (1.5, 4)},
-            "Same image: yes. Fastest: auto, about 2.1 times as fast as without drafts. 95 % interval: 2.0 to 2.3.",
+            "Same image: yes. Fastest: Auto, about 2.1 times as fast as without drafts. 95 % interval: 2.0 to 2.3.",
         ),
         (
             {"auto": (2.14, 4), "jacobi": (1.5, 3), "auto+lantern": (3.0, 0)},
-            "Same image: no (jacobi). Changed by LANTERN: auto+lantern. "
-            "Fastest: auto+lantern, about 3.0 times as fast as without drafts. 95 % interval: 2.9 to 3.2.",
+            "Same image: no (Jacobi window). Changed by LANTERN: Auto + LANTERN. "
+            "Fastest: Auto + LANTERN, about 3.0 times as fast as without drafts. 95 % interval: 2.9 to 3.2.",
         ),
         (
             {"eagle2": (0.8, 4), "jacobi": (0.84, 4)},
-            "Same image: yes. Fastest: jacobi, about 0.8 times as fast as without drafts. 95 % interval: 0.7 to 1.0.",
+            "Same image: yes. Fastest: Jacobi window, about 0.8 times as fast as without drafts. "
+            "95 % interval: 0.7 to 1.0.",
         ),
     ],
     ids=["only without drafts", "same image", "other images", "slower than without drafts"],

@@ -1,6 +1,7 @@
 """Tests of the choices of drafting, of the methods that a benchmark can compare, and of the tables of the paper."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ from adt_core import AdtError, Lantern
 from adt_core.lab import paper
 from adt_core.lab.presets import PRESETS, find_preset, listed, presets, read_methods
 from adt_core.models.load import BUNDLED_SAMPLING
-from adt_core.policies import CHOICES, DEFAULT, POLICIES
+from adt_core.policies import CHOICES, DEFAULT, POLICIES, method_title
 from adt_core.policies.choices import RELAXABLE, RELAXED, expanded
 from adt_core.recipe import Placement, Recipe
 from adt_core.run.resolve import Hardware, resolve_recipe
 
 CPU = Hardware(torch.device("cpu"))
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -94,6 +96,17 @@ def test_methods_from_a_file(tmp_path):
 def test_wrong_methods(name, words):
     with pytest.raises(AdtError, match=words):
         find_preset(name, PRESETS, None)
+
+
+def test_every_method_has_a_title_that_the_documents_list():
+    """The nodes, the tables and the documents use the same name for a method."""
+    table = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    assert len({method_title(name) for name in PRESETS}) == len(PRESETS)
+    assert [name for name in PRESETS if f"| `{name}` | {method_title(name)} |\n" not in table] == []
+    assert [method_title(method) for method in CHOICES.values()] == list(CHOICES)
+    title = method_title("eagle2+lantern:depth=5,lantern_delta=0.3")
+    assert title == "EAGLE-2 + LANTERN (depth=5, lantern_delta=0.3)"
+    assert method_title("a method of another version") == "a method of another version"
 
 
 ROW = {"low": 1.0, "high": 2.0, "seconds": 1.0, "tau": 3.0, "accepted_per_round": 2.0, "substitution_rate": 0.0}

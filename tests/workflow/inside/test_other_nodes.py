@@ -347,6 +347,25 @@ def test_benchmark_compares_methods_and_writes_results(pack, small):
     assert len(list(folder.glob("images/no-drafting/*.png"))) == 2
 
 
+def test_a_choice_stands_for_a_list_of_methods_and_an_own_list_replaces_it(pack, small, monkeypatch):
+    """Without a drafter network, the main methods are those that need none."""
+    compared = []
+    session = pack.package(".nodes.benchmark")._Session
+    monkeypatch.setattr(session, "compare", lambda self, methods: compared.append(",".join(methods)) or "")
+    monkeypatch.setattr(session, "paper", lambda self: compared.append("paper") or "")
+    for more in (
+        {"drafter": small.drafters["jacobi"]},
+        {},
+        {"compare": "ADT-Tree and EAGLE-2"},
+        {"compare": "tables of the ADT-Tree paper"},
+        {"compare": "Auto", "methods": "jacobi, auto-jacobi"},
+    ):
+        small.run("ADTTreeBenchmark", prompts=small.PROMPT, count=1, **more)
+    presets = pack.package(".adt_core.lab.presets")
+    first = [presets.COMPARED_WITHOUT_NETWORK, presets.COMPARED, "adt-tree,eagle2", "paper", "jacobi,auto-jacobi"]
+    assert compared == first
+
+
 def test_benchmark_makes_the_papers_tables(pack, small, monkeypatch):
     """The node and the command write the same files. A metric's weights are chosen from the folder for them."""
     clip = write_clip(pack.base / "models" / "ar_image_metrics" / "tiny-clip")
@@ -378,12 +397,11 @@ def test_benchmark_shows_progress_by_method(pack, small, monkeypatch):
     monkeypatch.setattr(benchmark.Progress, "_BAR", 0.0)
     asked = {"prompts": small.PROMPT, "methods": "jacobi, jacobi-chain", "count": 1, "seed": 12}
     (table,) = small.run("ADTTreeBenchmark", **asked)
-    assert lines[0] == "Warming up 3 methods"
-    assert [line.partition(", now ")[0] for line in lines[1:4]] == [
-        f"0 of 1 prompts, {n} of 3 methods" for n in range(3)
-    ]
-    assert {line.partition(", now ")[2] for line in lines[1:4]} == {"no-drafting", "jacobi", "jacobi-chain"}
-    assert lines[4].startswith("1 prompts; the results are in output/adt_tree_benchmark/")
+    counts, titles = zip(*(line.split(", now ") for line in lines[:6]))
+    assert counts[:3] == tuple(f"Warming up, {n} of 3 methods" for n in range(3))
+    assert counts[3:] == tuple(f"0 of 1 prompts, {n} of 3 methods" for n in range(3))
+    assert set(titles[:3]) == set(titles[3:]) == {"No drafting", "Jacobi window", "Jacobi chain"}
+    assert lines[6].startswith("1 prompts; the results are in output/adt_tree_benchmark/")
     assert re.search(r"about [\d.]+ times as fast as without drafts\.\*\*", table) and "CI" not in table
 
 
