@@ -92,6 +92,7 @@ TEMPLATES = {
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",
+    "prompts.too_long": "{count} prompts found, {long} too long for {model}.",
     "race.interval": "95 % interval: {low} to {high}.",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",

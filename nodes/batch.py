@@ -4,6 +4,7 @@ Finished images are saved in a folder. If the same list is queued again, the nod
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
 from ..adt_core.app.training_domain import domain_warning
-from ..adt_core.errors import shown
+from ..adt_core.errors import PromptTooLongError, shown
 from ..adt_core.messages import join, message
 from ..adt_core.run.identity import digest
 from ..adt_core.run.images import is_keyword, named_folder, read_pixels
@@ -29,9 +30,9 @@ from ..adt_core.run.stats import IMAGE_STATS
 from ..adt_core.run.store import Identity, PngStore, existing_images, file_name
 from ..adt_core.run.truncation import INVALID_MODES, RAISE
 from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, show_images, tell
+from .comfy_runtime import Progress, check_cancelled, show_images, show_line, tell
 from .drafting import AUTO, drafting_input
-from .prompts import NO_SEED
+from .prompts import NO_SEED, ADTTreePrompts
 from .sampling import Run, noise_input, prepare, preset_input, sampling_inputs
 from .saved_map import without_maps
 from .schema import Tooltips, schema
@@ -143,6 +144,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         name = single.pop("folder", "")
         hidden = cls.hidden or NO_QUEUE
         run = _prepared(**single)
+        _count_too_long(prompts, run.pipeline, hidden)
         given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
         batch = _batch(run=run, given=given, folder=name)
         records, remark = _draw(batch, run, batch_size, hidden)
@@ -383,6 +385,27 @@ def read_jobs(
         job, reason = next(iter(left_out.items()))
         raise AdtError(f"prompts: none of the {len(prompts)} can be drawn; that with the id '{job.id}' is {reason}.")
     return whole, jobs, left_out
+
+
+def _count_too_long(prompts: list, pipeline: Pipeline, hidden: Any) -> None:
+    """Show below the Prompts node how many of its prompts are too long. That node itself does not know the model."""
+    graph = hidden.prompt or {}
+    link = graph.get(hidden.unique_id, {}).get("inputs", {}).get("prompts")
+    source = link[0] if isinstance(link, list) else None
+    if source not in graph or graph[source].get("class_type") != ADTTreePrompts.define_schema().node_id:
+        return
+    too_long = sum(_is_too_long(prompt, pipeline) for prompt in prompts)
+    if too_long:
+        line = message("prompts.too_long", count=len(prompts), long=too_long, model=pipeline.target.name)
+        show_line(source, line, logging.WARNING, is_lasting=True)
+
+
+def _is_too_long(prompt: Any, pipeline: Pipeline) -> bool:
+    try:
+        pipeline.check_prompt(_text(prompt).strip())
+    except AdtError as error:
+        return isinstance(error, PromptTooLongError)
+    return False
 
 
 def news(batch: Batch) -> str:

@@ -159,11 +159,11 @@ def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> No
     logging.log(level, "ADT-Tree: %s", one_line(text))
     node_id = running_node() if watched() is not None else None
     if node_id is not None:
-        _show_line(node_id, text, level, is_lasting)
+        show_line(node_id, text, level, is_lasting)
 
 
-def _show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
-    """Show a line of text under a node, in the tab that queued the prompt.
+def show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
+    """Show a line of text under a node, in the tab that queued the prompt. See `tell`.
 
     ComfyUI shows the English text. js/progress_text.js replaces it by a translation of the message's parts.
     """
@@ -274,4 +274,4 @@ class Progress:
         Args:
             is_lasting: Whether the page shows the line after the run.
         """
-        _show_line(self._node_id, text, logging.INFO, is_lasting)
+        show_line(self._node_id, text, logging.INFO, is_lasting)

@@ -88,3 +88,49 @@ def test_a_list_is_uploaded_with_a_button(tab, comfy, tmp_path):
     tab.page.wait_for_function(f"{FILE} === '{listed.name}'")
     assert (comfy.base / "input" / listed.name).read_bytes() == listed.read_bytes()
     tab.screenshot("uploaded_prompts")
+
+
+PICK = """(file) => {
+  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
+  const widget = node.widgets.find((one) => one.name === 'file');
+  widget.value = file;
+  widget.callback(file, app.canvas, node);
+}"""
+BOX = """() => {
+  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
+  const own = document.querySelector(`.lg-node[data-node-id="${node.id}"] textarea`); // of Nodes 2.0
+  const box = own ?? node.widgets.find((one) => one.name === 'text').element;
+  return [Number(getComputedStyle(box).opacity) < 0.6, box.readOnly || box.disabled];
+}"""
+
+
+def test_the_text_is_dimmed_while_a_file_is_chosen(tab):
+    """Also after the workflow is opened with a file."""
+    tab.open_template("ADT-Tree batch of prompts with report")
+    tab.settle()
+    assert tab.page.evaluate(BOX) == [False, False]
+    tab.page.evaluate(PICK, "(example captions)")
+    tab.settle()
+    assert tab.page.evaluate(BOX) == [True, True]
+    tab.screenshot("ignored_text")
+    tab.load(tab.saved())
+    tab.settle()
+    assert tab.page.evaluate(BOX) == [True, True]
+    tab.page.evaluate(PICK, "(the text below)")
+    tab.settle()
+    assert tab.page.evaluate(BOX) == [False, False]
+
+
+def test_prompts_that_are_too_long_are_counted_below_their_list(tab, comfy):
+    """The batch fails at the first of them, and the line says how many there are."""
+    tab.open_template("ADT-Tree batch of prompts with report")
+    name = f"long-{next(NUMBERS)}-{tab.vue}.txt"
+    long = "a red house " * 500
+    (comfy.base / "input").mkdir(exist_ok=True)
+    (comfy.base / "input" / name).write_text(f"a fox\n{long}\na hen\n{long}\na cow\n", encoding="utf-8")
+    tab.page.evaluate(CHOOSE.replace("execution_success", "execution_error"), [name, ""])
+    tab.run()
+    tab.page.evaluate("async () => { await adtTest.end }")
+    tab.settle()
+    assert tab.page.evaluate(LINE) == "5 prompts found, 2 too long for tiny."
+    tab.screenshot("long_prompts")

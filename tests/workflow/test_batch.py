@@ -194,6 +194,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     shown_text = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
     assert "blank" not in shown_text, "a blank line is no prompt"
     assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in shown_text
+    assert "3 prompts found, 1 too long for " in shown_text, "below Prompts"
     (folder,) = folders = set(comfy.base.glob(f"output/adt_tree_batches/My-{name}-*"))
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
