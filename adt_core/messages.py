@@ -25,6 +25,8 @@ TEMPLATES = {
     "check.same": "Same image: yes.",
     "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
     "check.too_slow": "This model is too slow here to compare speeds.",
+    "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
+    "overflow, choose 'int8 weights'",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
@@ -46,6 +48,7 @@ TEMPLATES = {
     "download.rate": "Downloading: {done} of {total} {unit}, {rate} MB/s, {left} left",
     "download.retrying": "The Hub did not answer properly ({failed} of {tries} attempts); next attempt in {seconds} s",
     "download.waiting": "Waiting for another download to the same folder",
+    "drafter.replaced": "'{name}' is damaged or was made for another model, so '{other}' drafts; download it again.",
     "inputs.unknown": "Ignored, because this node has no such input: {names}. Its inputs are {inputs}.",
     "mask.empty": "The mask is empty, so the image stays as it is. Open it in MaskEditor and paint over the part to "
     "generate again.",
@@ -87,13 +90,22 @@ TEMPLATES = {
     "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
     "{model} accepts {limit}",
     "prompts.all": "All {count} prompts.",
+    "prompts.blank": "{blank} of {count} prompts are blank and were left out: {names}.",
     "prompts.columns": "These columns of the list are used by adt.py generate, but not by nodes: {columns}.",
     "prompts.first": "{count} of {total} prompts. Set count to 0 for all.",
+    "prompts.left_out": "{some} of {count} prompts are left out. The first, '{id}': {note}.",
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",
+    "prompts.truncated": "{some} of {count} prompts are truncated. The first, '{id}': {note}.",
     "prompts.too_long": "{count} prompts found, {long} too long for {model}.",
     "race.interval": "95 % interval: {low} to {high}.",
+    "remark.invisible": "Prompt {id}{more}: {text} contains invisible characters, which are read as part of the text.",
+    "remark.lines": "Prompt {id}{more}: {text} has more than {most} lines; look for a stray quotation mark in the "
+    "list.",
+    "remark.more": " and {count} more",
+    "remark.weight": "Prompt {id}{more}: {text} contains a weight such as (text:1.3), which is read as plain text.",
+    "report.renamed": "Saved as '{name}' in {folder}, because '{wanted}' is the report of another list.",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",
     "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "

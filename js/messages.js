@@ -1,4 +1,4 @@
-/** Translation of the server's messages, see adt_core/messages.py. */
+/** Translation of the server's messages, see adt_core/messages.py, and of its errors, which are plain text. */
 
 import { own } from "./own.js";
 
@@ -12,9 +12,46 @@ import { own } from "./own.js";
 /** @type {Record<string, string>} */
 let templates = {}; // key -> translated template, from locales/.../main.json; empty for English
 
-/** Set the translated templates. */
-export function setTemplates(translated) {
+/** @type {{pattern: RegExp, template: string}[]} */
+let errors = []; // English errors, and their translated templates
+/** @type {Record<string, string>} */
+let inputs = {}; // id of an input -> its translated name
+
+/**
+ * Set the translated templates of messages and errors.
+ *
+ * @param {Record<string, string>} translated by key
+ * @param {Record<string, string>} [sentences] by the English template, in which a name in braces stands for any text
+ * @param {Record<string, string>} [names] of inputs, by id
+ */
+export function setTemplates(translated, sentences = {}, names = {}) {
   templates = translated;
+  errors = Object.entries(sentences).map(([english, template]) => ({ pattern: patternOf(english), template }));
+  inputs = names;
+}
+
+function patternOf(template) {
+  const literal = template.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+  return new RegExp(`^${literal.replace(/\{(\w+)\}/g, "(?<$1>.+?)")}$`, "s");
+}
+
+/** An error in the user's language. A part of it that is an error of its own is translated, too. @param {string} text */
+function translateError(text) {
+  for (const { pattern, template } of errors) {
+    const found = pattern.exec(text);
+    if (found) return fill(template, (name) => partOf(name, own(found.groups, name)));
+  }
+  return text;
+}
+
+/** @param {string} name of a place in a template @param {string | undefined} value */
+function partOf(name, value) {
+  return value && (name === "input" ? (own(inputs, value) ?? value) : translateError(value));
+}
+
+/** Replace the names in braces. @param {string} template @param {(name: string) => string | undefined} find */
+function fill(template, find) {
+  return template.replace(/\{(\w+)\}/g, (place, name) => find(name) ?? place);
 }
 
 /** The text of a message in the user's language. Parts without a translation are in English. @param {Part[]} parts */
@@ -25,10 +62,11 @@ export function translate(parts) {
 /** @param {Part} part */
 function translatePart({ text, key, parameters = {} }) {
   const template = key ? own(templates, key) : undefined;
-  return template?.replace(/\{(\w+)\}/g, (place, name) => textOf(own(parameters, name) ?? place)) ?? text;
+  return template === undefined ? translateError(text) : fill(template, (name) => textOf(own(parameters, name)));
 }
 
-/** @param {string | number | Part[]} value of a parameter */
+/** @param {string | number | Part[] | undefined} value of a parameter */
 function textOf(value) {
-  return Array.isArray(value) ? translate(value) : String(value);
+  if (value === undefined) return value;
+  return Array.isArray(value) ? translate(value) : translateError(String(value));
 }

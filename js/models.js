@@ -42,7 +42,8 @@ function label(name) {
   const size = missing ? downloadLabel(missing.size, missing.fits) : "";
   const fits = missing ? "" : (own(texts.fits, model.fits) ?? ""); // the size tells it for a missing model
   const memory = texts.memory(model.memory) + fits;
-  return `${model.title} (${[size, memory, model.licence].filter(Boolean).join("; ")})`;
+  const licence = own(texts.licences, model.licence) ?? model.licence;
+  return `${model.title} (${[size, memory, licence].filter(Boolean).join("; ")})`;
 }
 
 /** The name in the list for a model of a workflow. Values of other inputs are returned unchanged. */

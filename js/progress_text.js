@@ -155,8 +155,9 @@ function nodeOf(id) {
 function showError(id, text) {
   const node = nodeOf(id);
   if (!isOurs(node)) return;
-  lines.set(id, { text, parts: [{ text }], level: "error", is_lasting: true });
-  write(node, text, "error");
+  const parts = [{ text }];
+  lines.set(id, { text, parts, level: "error", is_lasting: true });
+  write(node, translate(parts), "error");
 }
 
 /** Show the error that has ended the run, unless the node has announced a line for it. */
@@ -178,7 +179,7 @@ function reject(errors) {
 }
 
 /**
- * The sentences of a node's errors. If the node itself has checked its inputs, ComfyUI repeats its sentence for each of
+ * The sentences of a node's errors in the user's language. If the node itself has checked its inputs, ComfyUI repeats its sentence for each of
  * these inputs, after the name of the input.
  *
  * @param {import("./comfy.js").NodeErrors} error
@@ -187,7 +188,7 @@ function sentenceOf({ errors }) {
   const sentences = errors.map(({ type, message, details }) =>
     type === "custom_validation_failed" ? details.replace(/^\S+ - /, "") : `${message}: ${details}`,
   );
-  return [...new Set(sentences)].join(" ");
+  return [...new Set(sentences.map((text) => translate([{ text }])))].join(" ");
 }
 
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */

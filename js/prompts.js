@@ -16,10 +16,12 @@ import {
   storeInput,
 } from "./comfy.js";
 import { make } from "./elements.js";
+import { own } from "./own.js";
 import { texts } from "./texts.js";
 
 const NODE = "ADTTreePrompts";
 const TYPED = "(the text below)"; // as in nodes/prompts.py
+const EXAMPLES = "(example captions)"; // as in nodes/prompts.py
 const ENDINGS = [".txt", ".json", ".jsonl", ".csv", ".tsv"]; // as in adt_core/app/prompts.py
 
 const isList = ({ name }) => ENDINGS.some((ending) => name.toLowerCase().endsWith(ending));
@@ -54,7 +56,7 @@ registerExtension({
   nodeCreated(node) {
     if (node.comfyClass !== NODE) return;
     const file = findWidget(node, "file");
-    setLabels(file, (value) => (value === TYPED ? texts.typed : (value ?? "")));
+    setLabels(file, (value) => own({ [TYPED]: texts.typed, [EXAMPLES]: texts.examples }, value) ?? value ?? "");
     addButton(node, texts.chooseFile, () => choose(node));
     callAfter(file, "callback", () => update(node));
     callAfter(node, "onConfigure", () => update(node));

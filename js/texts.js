@@ -142,6 +142,12 @@ const ENGLISH = {
   copy: "copy path",
   chooseFile: "Upload a list",
   typed: "(the text below)", // instead of a file of prompts
+  examples: "(example captions)",
+  licences: {
+    "Chameleon's, for research": "Chameleon's, for research",
+    "DeepSeek's model licence": "DeepSeek's model licence",
+    "not stated": "not stated",
+  },
   bundled: "bundled (demo, 128 px)",
   memory: (gigabytes) => `needs ${gigabytes} GB`,
   fits: { yes: ", fits", int8: ", fits with int8 weights", int4: ", fits with int4 weights", no: ", too large" },
@@ -277,6 +283,12 @@ const CHINESE = {
   copy: "复制路径",
   chooseFile: "上传列表",
   typed: "（下面的文本）",
+  examples: "（示例描述）",
+  licences: {
+    "Chameleon's, for research": "Chameleon 许可，仅供研究",
+    "DeepSeek's model licence": "DeepSeek 模型许可",
+    "not stated": "未注明许可",
+  },
   bundled: "内置（演示，128 px）",
   memory: (gigabytes) => `需要 ${gigabytes} GB`,
   fits: { yes: "，可放入", int8: "，int8 权重可放入", int4: "，int4 权重可放入", no: "，超出显存" },

@@ -7,6 +7,8 @@ import { fetchTranslations, isOurs, language, registerExtension, setLabels, widg
 import { setTemplates } from "./messages.js";
 import { own } from "./own.js";
 
+const CONTROL = "control_after_generate"; // name of the widget that ComfyUI adds below a seed
+let controls; // its labels in locales/.../main.json
 let nodes = {}; // type of a node -> its texts in locales/.../nodeDefs.json
 
 registerExtension({
@@ -17,14 +19,18 @@ registerExtension({
     if (!locale || locale === "en") return;
     const texts = (await fetchTranslations())[locale];
     nodes = texts?.nodeDefs ?? {};
-    setTemplates(texts?.adtTree?.messages ?? {});
+    const names = Object.values(nodes).flatMap(({ inputs }) => Object.entries(inputs ?? {}));
+    const { messages = {}, errors = {} } = texts?.adtTree ?? {};
+    controls = texts?.adtTree?.seeds;
+    setTemplates(messages, errors, Object.fromEntries(names.map(([id, { name }]) => [id, name])));
   },
 
   /** Translate the displayed labels, not the values. Workflows then have the same values in all languages. */
   nodeCreated(node) {
     if (!isOurs(node)) return;
     for (const widget of widgetsOf(node)) {
-      const labels = own(own(nodes, node.comfyClass)?.inputs, widget.name)?.options;
+      const labels =
+        widget.name === CONTROL ? controls : own(own(nodes, node.comfyClass)?.inputs, widget.name)?.options;
       if (labels) setLabels(widget, (value) => own(labels, value) ?? value ?? "");
     }
   },

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..adt_core import AdtError, Lantern, Pipeline
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.errors import PromptTooLongError, shown
-from ..adt_core.messages import join, message
+from ..adt_core.messages import join, message, parts_of
 from ..adt_core.run.identity import digest
 from ..adt_core.run.images import is_keyword, named_folder, read_pixels
 from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
@@ -413,12 +413,15 @@ def news(batch: Batch) -> str:
     truncated = [(job.id, job.note) for job in batch.jobs if job.note]
     left_out = [(job.id, note) for job, note in batch.left_out.items()]
     total = len(batch.jobs) + len(left_out)
-    lines = [
-        f"{len(some)} of {total} prompts are {what}. The first, '{some[0][0]}': {some[0][1].removesuffix('.')}."
-        for some, what in ((truncated, "truncated"), (left_out, "left out"))
+    return join(
+        message(key, some=len(some), count=total, id=some[0][0], note=_without_stop(some[0][1]))
+        for key, some in (("prompts.truncated", truncated), ("prompts.left_out", left_out))
         if some
-    ]
-    return join(lines)
+    )
+
+
+def _without_stop(note: str) -> str:
+    return note if parts_of(note)[0].key else note.removesuffix(".")
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

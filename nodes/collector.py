@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from comfy_api.v0_0_2 import io, ui
 
+from ..adt_core.messages import message
 from .batch import FOLDER, metadata
 from .clip_and_vae import to_picture
 from .comfy_runtime import refusal, tell
@@ -76,7 +77,7 @@ class ADTTreeBatchReport(io.ComfyNode):
         *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
         if own != filename:
             where = f"{FOLDER}/{results.folder.name}"
-            tell(f"Saved as '{own}' in {where}, because '{filename}' is the report of another list.", logging.INFO)
+            tell(message("report.renamed", name=own, folder=where, wanted=filename), logging.INFO)
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(

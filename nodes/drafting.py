@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, Lantern, load_drafter
 from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, with_window
+from ..adt_core.messages import message
 from ..adt_core.policies import CHOICES, DEFAULT, RELAXED
 from ..adt_core.settings import flat_lantern
 from . import folders
@@ -80,10 +81,7 @@ def own_path(model: LoadedModel) -> str:
     networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))
     path = next((network for network in networks if fits(network, model.target)), JACOBI)
     if published not in (path, *DRAFTERS):
-        tell(
-            f"drafter: '{Path(published).name}' is damaged or was made for another model, so '{Path(path).name}' "
-            "drafts; download it again."
-        )
+        tell(message("drafter.replaced", name=Path(published).name, other=Path(path).name))
     return path
 
 

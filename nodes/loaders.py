@@ -35,10 +35,7 @@ def _dtype(dtype: str, path: str) -> torch.dtype:
     weights = _WEIGHTS.get(dtype)
     name = choose_dtype(dtype if dtype in _DTYPES else AUTO, path, weights, machine)
     if name == "float16" and dtype == AUTO:
-        tell(
-            "float16, because this card has no bfloat16 and too little memory for float32; if numbers overflow, choose "
-            "'int8 weights'"
-        )
+        tell(message("card.float16"))
     return getattr(torch, name)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ..errors import shown
+from ..messages import Message, join, message
 from .prompts import PromptEntry
 
 MOST_LINES = 10
@@ -14,24 +15,26 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]|^[\u200c\u200d]|[\u200c\u200
 """Characters without a picture. Joiners inside a text belong to emoji and to many scripts."""
 _WEIGHT = re.compile(r"\([^():]{1,200}:\s?[0-3](?:\.\d{1,3})?\)")
 """Weight in the syntax of other programs, such as "(red house:1.3)"."""
-_REMARKS = (
-    (
-        lambda text: text.count("\n") >= MOST_LINES,
-        f"has more than {MOST_LINES} lines; look for a stray quotation mark in the list",
-    ),
-    (_INVISIBLE.search, "contains invisible characters, which are read as part of the text"),
-    (_WEIGHT.search, "contains a weight such as (text:1.3), which is read as plain text"),
-)
+_REMARKS = {
+    "remark.lines": lambda text: text.count("\n") >= MOST_LINES,
+    "remark.invisible": _INVISIBLE.search,
+    "remark.weight": _WEIGHT.search,
+}
+"""Key of a message -> function that returns whether the message applies to a prompt."""
 
 
 def remarks(prompts: Iterable[PromptEntry]) -> str:
     """Return a sentence for each kind of remark, with the number of prompts and the first of them; "" if none."""
     found: dict[str, list[PromptEntry]] = {}
     for prompt in prompts:
-        for is_odd, words in _REMARKS:
+        for key, is_odd in _REMARKS.items():
             if is_odd(prompt.text[:20_000]):
-                found.setdefault(words, []).append(prompt)
-    return " ".join(
-        f"Prompt {shown(odd[0].id)}{f' and {len(odd) - 1} more' if len(odd) > 1 else ''}: {shown(odd[0].text)} {words}."
-        for words, odd in found.items()
-    )
+                found.setdefault(key, []).append(prompt)
+    return join(_sentence(key, odd) for key, odd in found.items())
+
+
+def _sentence(key: str, odd: list[PromptEntry]) -> Message:
+    """Return the message about some prompts, which names the first of them."""
+    more = message("remark.more", count=len(odd) - 1) if len(odd) > 1 else ""
+    most = {"most": MOST_LINES} if key == "remark.lines" else {}
+    return message(key, id=shown(odd[0].id), more=more, text=shown(odd[0].text), **most)

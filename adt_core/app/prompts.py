@@ -24,6 +24,7 @@ from ..files import (
     read_text,
     reason,
 )
+from ..messages import message
 from ..recipe import Recipe
 from ..run.jobs import PromptEntry
 from ..settings import MAX_SEED, Option
@@ -206,7 +207,7 @@ def blank_note(prompts: Sequence[PromptEntry]) -> str:
     """Return a sentence that names the blank prompts, or "" if no prompt is blank."""
     blank = [prompt.id for prompt in prompts if not prompt.text]
     names = ", ".join(shown(id) for id in blank[:_MAX_IDS]) + (" and others" if len(blank) > _MAX_IDS else "")
-    return f"{len(blank)} of {len(prompts)} prompts are blank and were left out: {names}." if blank else ""
+    return message("prompts.blank", blank=len(blank), count=len(prompts), names=names) if blank else ""
 
 
 def select(

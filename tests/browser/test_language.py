@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import re
 
 import pytest
+from comfy_server import ROOT
 from map_reading import done
-from test_templates import RUN, STAYS, out_of_place
+from test_templates import RUN, RUNNABLE, SMALL, STAYS, out_of_place
 
 SEEDS = itertools.count(9050)
 """Seeds that no other batch uses. Otherwise, images could exist already."""
@@ -118,3 +120,123 @@ def test_map_is_translated(chinese, workflow):
     assert chinese.widget(sampler).locator("button[data-figure=depth]").text_content() == "深度"
     assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the title of the node must be translated, too"
     chinese.screenshot("chinese")
+
+
+SHOWN = """() => {
+  const ours = app.graph.nodes.filter((node) => node.type.startsWith('ADTTree'));
+  const label = (one) => one.label ?? one.localized_name ?? one.name;
+  const words = (element) => {
+    const found = document.createNodeIterator(element ?? document.createTextNode(''), NodeFilter.SHOW_TEXT), texts = [];
+    for (let text = found.nextNode(); text; text = found.nextNode()) texts.push(text.data);
+    return texts;
+  };
+  const tips = (element) => [...(element?.querySelectorAll('*') ?? [])].flatMap((one) =>
+    [one.title, one.ariaLabel, one.placeholder].filter(Boolean));
+  const texts = (node) => [
+    ...[...node.inputs, ...node.outputs].map(label),
+    ...(node.widgets ?? []).flatMap((widget) => [
+      /acceptance_map|measurement|preview/.test(widget.name) ? '' : (widget.label ?? widget.name),
+      ...(widget.options?.values ?? []).map((value) => widget.options.getOptionLabel?.(value) ?? value),
+      ...(['text', 'prompts', 'negative', 'methods'].includes(widget.name) ? [] : words(widget.element)),
+      ...tips(widget.element),
+    ]),
+    adtTest.line(node),
+  ];
+  const notes = app.graph.nodes.filter(({ type }) => type === 'MarkdownNote').map(({ widgets }) => widgets[0].value);
+  return [...app.graph.nodes.map(({ title }) => title), ...notes, ...ours.flatMap(texts)].filter(Boolean);
+}"""
+"""Returns the texts of the page that this pack determines: titles, labels, choices, maps, lines, notes, tooltips."""
+NAMES = r"""
+ADT-Tree LANTERN EAGLE Jacobi HPSv Inception CLIP VAE GLM-Image/\w+ GLM-Image Transformer Emu ESRGAN Janus-Pro Janus
+Markdown JSON UTF CSV Python Hugging\ Face DeepSeek Chameleon Apache MIT Lumina-mGPT Parquet FID ComfyUI RGB
+tokens? [Ll]atents? px GB GiB MB ms CFG id top[_-][kp] beta delta factor jacobi int8 int4 fp8 b?float\d+ WebP WebM
+ftfy beautifulsoup4 diffusers torch\.\S+ \S+\.(?:json|txt|csv|safetensors|png|md) models/\w+ output/\S+
+mc_sim_\w+ naive_extend_\w+ tiny small
+""".split()
+"""Patterns of names that are the same in every language: of methods, models, files, packages, units and formats."""
+
+
+def english(texts: list[str]) -> list[str]:
+    """Return the texts with words of ASCII letters that are not names.
+
+    Names of models, quoted texts, emphasised names in notes, and the words that the bundled model knows are ignored.
+    """
+    left = []
+    for text in texts:
+        plain = re.sub(
+            r"^[\w.\- ]+, \d+ px|\*+[\w.\-, ()/]+\*+|'[^']*'|“[^”]*”|（请用英文）.*|其他模型：.*|\{red\|blue\}",
+            " ",
+            text,
+            flags=re.S,
+        )
+        plain = re.sub(rf"(?<![A-Za-z])(?:{'|'.join(NAMES)})(?![A-Za-z])", " ", plain)
+        if words := re.findall(r"[A-Za-z]{2,}", plain):
+            left.append(f"{', '.join(words)} in {text[:200]}")
+    return left
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "workflows").glob("*.json")))
+def test_templates_show_no_english_words(chinese, name):
+    chinese.open_template(name)
+    chinese.settle()
+    assert english(chinese.page.evaluate(SHOWN)) == []
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_runs_show_no_english_words(chinese, name):
+    """Maps, results and lines, after a run."""
+    chinese.open_template(name)
+    chinese.page.evaluate(SMALL, next(SEEDS))
+    assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
+    chinese.settle()
+    assert english(chinese.page.evaluate(SHOWN)) == []
+
+
+SET = """([type, values]) => {
+  const node = app.graph.nodes.find((one) => one.type === type);
+  for (const [name, value] of Object.entries(values)) node.widgets.find((one) => one.name === name).value = value;
+  adtTest.sent = new Promise((resolve) => {
+    const { queuePrompt } = app.api;
+    app.api.queuePrompt = async (...args) => {
+      app.api.queuePrompt = queuePrompt;
+      const answer = queuePrompt.apply(app.api, args);
+      answer.then(() => {}, resolve);
+      return answer;
+    };
+    app.api.addEventListener('execution_error', resolve, { once: true });
+  });
+}"""
+"""Sets values of a node. `adtTest.sent` is a promise that resolves when the next prompt is refused or fails."""
+LONG = "a red house " * 500
+START, BATCH = RUNNABLE[0], RUNNABLE[-1]
+ERRORS = [
+    (START, "CLIPTextEncode", {"text": LONG}),
+    (START, "CLIPTextEncode", {"text": " "}),
+    (START, "ADTTreeModelLoader", {"model": "Janus-Pro-1B"}),
+    (START, "ADTTreeModelLoader", {"model": "mine"}),
+    (START, "ADTTreeSampler", {"batch_size": 0}),
+    (BATCH, "ADTTreePrompts", {"text": LONG}),
+    (BATCH, "ADTTreePrompts", {"file": "missing.txt"}),
+    (BATCH, "ADTTreePrompts", {"file": "../outside.txt"}),
+    (BATCH, "ADTTreePrompts", {"filter": "zebra"}),
+    (BATCH, "ADTTreePrompts", {"start_index": 99}),
+    (BATCH, "ADTTreePrompts", {"text": "a __colour__ house"}),
+    (BATCH, "ADTTreePrompts", {"text": "# nothing"}),
+    (BATCH, "ADTTreeBatchReport", {"filename": "../report"}),
+]
+"""Template, node, and wrong values of its inputs."""
+ERROR_LINES = """async () => {
+  await Promise.race([adtTest.sent, new Promise((resolve) => setTimeout(resolve, 20_000))]);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  return app.graph.nodes.map((node) => adtTest.line(node)).filter(Boolean);
+}"""
+
+
+@pytest.mark.parametrize("template, node, values", ERRORS)
+def test_errors_show_no_english_words(chinese, template, node, values):
+    """ComfyUI's own dialog shows the English sentence, which is also in the log."""
+    chinese.open_template(template)
+    chinese.page.evaluate(SET, [node, values])
+    chinese.run()
+    lines = chinese.page.evaluate(ERROR_LINES)
+    assert lines and english(lines) == []

@@ -7,7 +7,7 @@ const CHINESE = JSON.parse(readFileSync(new URL("../../locales/zh/main.json", im
 
 /** The text of a message in Chinese. */
 function chinese(parts) {
-  setTemplates(CHINESE.adtTree.messages);
+  setTemplates(CHINESE.adtTree.messages, CHINESE.adtTree.errors, { filter: "筛选", keep_top: "保留上部" });
   const text = translate(parts);
   setTemplates({});
   return text;
@@ -48,6 +48,18 @@ test("a parameter that is a message is translated, too", () => {
   const parameters = { number: 1, count: 4, method };
   const part = { text: "1 of 4 methods, now No drafting (depth=5)", key: "check.progress", parameters };
   assert.equal(chinese([part]), "4 种方法中的 1 种，正在检查 不起草 (depth=5)");
+});
+
+test("an error is found by its English text, and its parts and inputs are translated, too", () => {
+  const long = "Prompt too long: 9 tokens; the bundled model accepts 5; shorten it";
+  const error = `prompts: that with the id '7': ${long}, or set invalid_prompts to 'truncate' or 'skip'.`;
+  const translated = "提示词太长：9 个 token；内置模型 最多接受 5 个；请缩短它";
+  assert.equal(
+    chinese([{ text: error }]),
+    `提示词：编号为“7”的提示词：${translated}，或将“无效提示词”设为“截短”或“跳过”。`,
+  );
+  assert.equal(chinese([{ text: "Value 5 bigger than max of 1.0: keep_top" }]), "保留上部：5 大于最大值 1.0");
+  assert.equal(chinese([{ text: "Value 5 bigger than max of 1: constructor" }]), "constructor：5 大于最大值 1");
 });
 
 test("names that every object inherits are neither keys nor parameters", () => {

@@ -1,5 +1,6 @@
 """Tests of messages. Each is an English text with a key and parameters, and needs a translation into every language."""
 
+import ast
 import json
 import pickle
 import re
@@ -50,3 +51,37 @@ def test_every_message_is_translated(language):
     assert translated.keys() == TEMPLATES.keys()
     wrong = [key for key in TEMPLATES if placeholders(translated[key]) != placeholders(TEMPLATES[key])]
     assert not wrong
+
+
+OF_COMFYUI = ("Required input is missing", "Value ", "No such file or directory")
+"""Beginnings of errors of ComfyUI and Python."""
+
+
+def spoken(node: ast.AST) -> str:
+    r"""Return the text of a string in the source, with \0 for each value that is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(spoken(part) for part in node.values)
+    return str(node.value) if isinstance(node, ast.Constant) else "\0"
+
+
+@pytest.fixture(scope="module")
+def said() -> list[list[str]]:
+    """Return all strings of the package and the nodes, each as its pieces between the values that are filled in."""
+    files = [*ROOT.glob("nodes/*.py"), *ROOT.glob("adt_core/**/*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    texts = {spoken(node).replace("`", "") for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)}
+    return [[piece.strip(" .") for piece in text.split("\0")] for text in texts]
+
+
+@pytest.mark.parametrize("language", LOCALES)
+def test_every_translated_error_is_one_of_the_package(language, said):
+    """The page finds errors by their English text, so a changed sentence would lose its translation.
+
+    A sentence can be made of several strings of the source. The longest of them must be a large part of it.
+    """
+    texts = json.loads((ROOT / "locales" / language / "main.json").read_text(encoding="utf-8"))["adtTree"]["errors"]
+    for english, translated in texts.items():
+        assert placeholders(translated) <= placeholders(english), english
+        if not english.startswith(OF_COMFYUI):
+            found = max(len("".join(pieces)) for pieces in said if all(piece in english for piece in pieces))
+            assert found > 0.3 * len(re.sub(r"\{\w+\}", "", english)), english
