@@ -87,6 +87,27 @@ def enter(tab: ComfyPage) -> None:
         skip.click()
 
 
+SIZES = """() => {
+  const form = document.querySelector('[data-testid="linear-widgets"]');
+  const all = (selector) => [...form.querySelectorAll(selector)].filter((one) => one.offsetHeight);
+  return {
+    boxes: all('textarea').map((box) => box.offsetHeight),
+    ramps: all('.adt-map-ramp').map((ramp) => ramp.offsetWidth),
+    cut: all('.adt-map-text, .adt-map-bar, .adt-map').filter((one) =>
+      one.scrollHeight > one.clientHeight + 1 || one.scrollWidth > one.clientWidth + 1).map((one) => one.className),
+  };
+}"""
+"""Returns the heights of text boxes, the widths of colour bars, and the parts of maps that do not fit their boxes."""
+
+
+def assert_map_wraps(tab: ComfyPage) -> None:
+    """The form is narrower than a node, so controls and texts of the map need several lines."""
+    sizes = tab.page.evaluate(SIZES)
+    assert all(height >= 80 for height in sizes["boxes"]), sizes
+    assert all(width >= 100 for width in sizes["ramps"]), sizes
+    assert sizes["cut"] == [], sizes
+
+
 @pytest.mark.timeout(LONGEST + 200)
 @pytest.mark.parametrize("name", NAMES)
 def test_template_runs_as_an_app(app, name):
@@ -108,7 +129,11 @@ def test_template_runs_as_an_app(app, name):
     for node in {node for node, widget in inputs if widget == "acceptance_map"}:
         app.finished(node)
         assert form.locator("canvas").first.bounding_box()["width"] > 100
+    assert_map_wraps(app)
     app.screenshot(f"app_{name}")
+    if (maps := form.locator(".adt-map")).count():
+        maps.last.scroll_into_view_if_needed()
+        app.screenshot(f"app_map_{name}")
     app.command(TOGGLE)
     assert app.messages_about_our_code() == []
 
