@@ -10,9 +10,9 @@ import { texts } from "./texts.js";
 
 /**
  * Value of the node that has changed since the run: `now` is the current value, `was` the value in the run. `restore`
- * sets the node back to `was`.
+ * sets the node back to `was`. If `keeps` is true, it also sets the node to keep this seed.
  *
- * @typedef {{name: string | symbol, now: string, was?: string, restore?: () => void}} Difference
+ * @typedef {{name: string | symbol, now: string, was?: string, restore?: () => void, keeps?: boolean}} Difference
  */
 
 const LINE_HEIGHT = 30; // pixels of two lines of text
@@ -48,7 +48,7 @@ export class Caption {
    */
   show(run, differences, off) {
     const text = run ? caption(run, differences, off) : "";
-    const key = [text, ...differences.map(({ was }) => was)].join("\n");
+    const key = [text, ...differences.map(({ was, keeps }) => `${was} ${keeps}`)].join("\n");
     if (key === this.#key) return;
     this.#key = key;
     this.own.replaceChildren(text, ...differences.filter(({ restore }) => restore).map(restoreButton));
@@ -56,9 +56,10 @@ export class Caption {
 }
 
 /** A button that sets the node back to the value in the run. @param {Difference} difference */
-function restoreButton({ name, was, restore }) {
-  const properties = { type: "button", className: "adt-link adt-map-take", title: texts.restoreTitle(was) };
-  const button = make("button", properties, texts.restore(name, was));
+function restoreButton({ name, was, restore, keeps }) {
+  const title = keeps ? texts.keepTitle : texts.restoreTitle(was);
+  const properties = { type: "button", className: "adt-link adt-map-take", title };
+  const button = make("button", properties, keeps ? texts.keep(was) : texts.restore(name, was));
   button.onclick = restore;
   return button;
 }

@@ -6,6 +6,7 @@
 
 import { Caption } from "./caption.js";
 import { Compare } from "./compare.js";
+import { imagesAcross, sheetBoxes } from "./contact_sheet.js";
 import { make, setText } from "./elements.js";
 import { bitmapOf } from "./images.js";
 import { Legend } from "./legend.js";
@@ -21,6 +22,7 @@ import { placeTip } from "./tooltip.js";
 const MAX_PIXELS = 4; // maximum number of device pixels per CSS pixel, for a page or canvas that is zoomed in
 const MAX_ZOOM = 16;
 const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
+const ALL = "all"; // value of the list of images that shows the contact sheet
 const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
 /**
@@ -59,6 +61,7 @@ export class MapPanel {
     this.settings = { figure: "acceptance", cells: false, over: false, difference: false, ...settings };
     this.run = null;
     this.image = 0;
+    this.isSheet = false; // whether all images of the batch are shown
     this.pinned = null; // token that the user has selected by keyboard or click: { pane, cell }
     this.hovered = null; // token under the pointer: { pane, cell }
     this.view = UNZOOMED; // part of the grid that is shown
@@ -137,7 +140,7 @@ export class MapPanel {
 
   #listen() {
     for (const button of this.buttons) button.onclick = () => this.#set({ figure: button.dataset.figure, cells: true });
-    this.images.onchange = () => this.showImage(Number(this.images.value));
+    this.images.onchange = () => (this.images.value === ALL ? this.showSheet() : this.showImage(+this.images.value));
     this.zoomInButton.onclick = () => this.#zoom(2);
     this.zoomOutButton.onclick = () => this.#zoom(0.5);
     this.measure.onclick = () => this.owner.measure();
@@ -154,7 +157,7 @@ export class MapPanel {
     canvas.onpointerup = release;
     canvas.onpointercancel = release;
     canvas.onpointerleave = () => this.#hover(null);
-    canvas.onclick = () => this.isDragged || this.#click();
+    canvas.onclick = (event) => this.isDragged || this.#click(event);
     canvas.ondblclick = ({ offsetX, offsetY }) => this.#zoom(2, this.#pointAt(offsetX, offsetY));
     canvas.onkeydown = (event) => this.#key(event);
   }
@@ -167,11 +170,22 @@ export class MapPanel {
     if (run?.grid !== this.run?.grid) this.view = UNZOOMED;
     this.run = run;
     if (run && this.image >= run.count) this.image = 0;
+    this.isSheet &&= run?.count > 1;
     this.refresh();
   }
 
   showImage(image) {
     this.image = image;
+    this.isSheet = false;
+    this.refresh();
+  }
+
+  /** Show all images of the batch. A click on an image opens it. */
+  showSheet() {
+    this.isSheet = true;
+    this.view = UNZOOMED;
+    this.hovered = null;
+    this.#pin(null);
     this.refresh();
   }
 
@@ -184,8 +198,14 @@ export class MapPanel {
   /** The runs that are shown: the node's own run, and the run to compare with if both have the same grid. */
   get runs() {
     if (!this.run) return [];
-    const other = this.compare.other ? this.owner.choose(this.compare.other) : null;
+    const other = this.compare.other && !this.isSheet ? this.owner.choose(this.compare.other) : null;
     return other && other.grid === this.run.grid ? [this.run, other] : [this.run];
+  }
+
+  /** What is drawn: the runs with their images, or in a contact sheet all images of the run. */
+  get #subjects() {
+    if (!this.isSheet) return this.runs.map((run) => ({ run, image: this.#imageOf(run) }));
+    return Array.from({ length: this.run.count }, (_, image) => ({ run: this.run, image }));
   }
 
   /** Update the controls, and draw with the next frame. */
@@ -206,11 +226,12 @@ export class MapPanel {
 
   #refreshImages() {
     const count = this.run?.count ?? 1;
-    if (this.images.length !== count) {
+    if (this.images.length !== count + 1) {
       const options = Array.from({ length: count }, (_, i) => new Option(texts.imageOf(i + 1, count), String(i)));
-      this.images.replaceChildren(...options);
+      this.images.replaceChildren(new Option(texts.allImages(count), ALL), ...options);
     }
-    this.images.value = String(this.image);
+    this.images.value = this.isSheet ? ALL : String(this.image);
+    this.canvas.classList.toggle("adt-map-sheet", this.isSheet);
     this.images.hidden = count === 1;
   }
 
@@ -226,8 +247,15 @@ export class MapPanel {
     this.redraw();
   }
 
-  /** Pin the token under the pointer. Another click on it removes the pin, so a double-click only zooms. */
-  #click() {
+  /**
+   * Pin the token under the pointer. Another click on it removes the pin, so a double-click only zooms. In a contact
+   * sheet, open the image under the pointer.
+   */
+  #click({ offsetX, offsetY }) {
+    if (this.isSheet) {
+      const found = this.#tokenAt(offsetX, offsetY);
+      return found && this.showImage(found.pane);
+    }
     const { hovered, pinned } = this;
     const isSame = hovered?.cell === pinned?.cell && hovered?.pane === pinned?.pane;
     this.#pin(isSame ? null : hovered);
@@ -245,7 +273,7 @@ export class MapPanel {
 
   #key(event) {
     const { run, pinned } = this;
-    if (!run || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!run || this.isSheet || event.ctrlKey || event.metaKey || event.altKey) return;
     const moves = this.#moves(event.shiftKey);
     const zooms = { "+": 2, "=": 2, "-": 0.5, 0: 0 };
     if (event.key === "Escape" && pinned) this.#pin(null);
@@ -282,6 +310,7 @@ export class MapPanel {
    * @param {{x: number, y: number}} point point of the grid, 0..1
    */
   #zoom(factor, point = this.view) {
+    if (this.isSheet) return;
     const scale = Math.min(Math.max(this.view.scale * factor, 1), MAX_ZOOM);
     this.view = within({ scale, x: point.x, y: point.y });
     this.redraw();
@@ -296,7 +325,8 @@ export class MapPanel {
 
   #move({ offsetX, offsetY }) {
     const { grabbed } = this;
-    if (!grabbed) return this.#hover(hit(this.panes, this.run?.rows, this.run?.columns, offsetX, offsetY));
+    if (this.isSheet) return;
+    if (!grabbed) return this.#hover(this.#tokenAt(offsetX, offsetY));
     const [box] = this.panes;
     const dx = offsetX - grabbed.x;
     const dy = offsetY - grabbed.y;
@@ -304,6 +334,11 @@ export class MapPanel {
     const { scale, x, y } = grabbed.view;
     this.view = within({ scale, x: x - dx / box.width, y: y - dy / box.height });
     this.redraw();
+  }
+
+  /** The pane and the cell at a point of the stage, or null. */
+  #tokenAt(x, y) {
+    return this.run && hit(this.panes, this.run.rows, this.run.columns, x, y);
   }
 
   /** Convert a point of the stage, in CSS pixels, to a point of the grid, 0..1. */
@@ -347,27 +382,27 @@ export class MapPanel {
   /**
    * The data to draw:
    *
-   * - `runs`;
-   * - `untils`: for each run, the index of the current round of the replay, or Infinity without a replay. The tokens of
+   * - `subjects`: the runs with their images;
+   * - `untils`: for each of them, the index of the current round of the replay, or Infinity without a replay. The tokens of
    *   earlier rounds are drawn, and the draft tree of the current round;
-   * - `figure`, and `maps`: the values of the figure for each run;
+   * - `figure`, and `maps`: the values of the figure for each of them;
    * - `ends`: the values at both ends of the colour scale.
    */
-  #shown(round = this.replay.round, runs = this.runs) {
+  #shown(round = this.replay.round, subjects = this.#subjects) {
+    const runs = subjects.map(({ run }) => run);
     const figures = runs.map((run) => run.figureShown(this.settings.figure));
     const isSame = figures.length > 0 && figures.every((one) => one === figures[0]);
     const figure = isSame ? figures[0] : this.settings.figure;
     const untils = this.#untils(runs, round);
-    runs.forEach((run, i) => {
-      run.look(this.#imageOf(run), untils[i]);
+    subjects.forEach(({ run, image }, i) => {
+      run.look(image, untils[i]);
     });
     // Plain decoding, compared with a run with drafts, has no values of the figure. Show only its image.
     const none = (run) => new Float32Array(run.cells).fill(NaN);
-    const values = (run, i, until) =>
-      figures[i] === figure ? run.values(figure, this.#imageOf(run), until) : none(run);
-    const maps = runs.map((run, i) => values(run, i, untils[i]));
-    const ends = range(figure, ...(untils[0] === Infinity ? maps : runs.map((run, i) => values(run, i))));
-    return { runs, untils, figure, maps, ends };
+    const values = ({ run, image }, i, until) => (figures[i] === figure ? run.values(figure, image, until) : none(run));
+    const maps = subjects.map((subject, i) => values(subject, i, untils[i]));
+    const ends = range(figure, ...(untils[0] === Infinity ? maps : subjects.map((one, i) => values(one, i))));
+    return { subjects, untils, figure, maps, ends };
   }
 
   /** For each run, the index of the current round of the replay; Infinity without a replay. */
@@ -386,13 +421,19 @@ export class MapPanel {
     const { stage, compare } = this;
     const { clientWidth: width, clientHeight: height } = stage;
     const context = this.#context(width, height);
-    const { rows, columns } = this.run ?? {};
-    const count = shown.runs.length;
-    const boxes = count ? layout(width, height, rows, columns, count, compare.isTogether) : [];
-    const clips = compare.clips(boxes);
-    this.panes = boxes.map((box, i) => ({ ...zoomed(box, this.view), clip: clips[i] }));
+    const boxes = this.boxes(width, height, compare.isTogether);
+    const clips = compare.clips(this.isSheet ? [] : boxes);
+    this.panes = boxes.map((box, i) => ({ ...zoomed(box, this.view), clip: clips[i] ?? box }));
     const panes = this.#panes(shown, this.panes, this.cursor, getComputedStyle(stage).color);
-    draw(context, { width, height }, compare.panes(panes));
+    draw(context, { width, height }, this.isSheet ? panes : compare.panes(panes));
+  }
+
+  /** The boxes of what is drawn, in a box of this size. @param {boolean} isTogether whether to overlay two runs */
+  boxes(width, height, isTogether = false) {
+    if (!this.run) return [];
+    const { rows, columns, count } = this.run;
+    if (!this.isSheet) return layout(width, height, rows, columns, this.runs.length, isTogether);
+    return sheetBoxes(width, height, rows, columns, count, imagesAcross(width, height, rows, columns, count));
   }
 
   /** The drawing context of the canvas. Its bitmap gets as many pixels as the canvas occupies on the screen. */
@@ -409,9 +450,9 @@ export class MapPanel {
     return context;
   }
 
-  #panes({ runs, untils, maps, ends }, boxes, cursor, ink) {
-    return runs.map((run, i) => {
-      const image = this.#imageOf(run);
+  #panes({ subjects, untils, maps, ends }, boxes, cursor, ink) {
+    const isCompared = subjects.length > 1 && !this.isSheet;
+    return subjects.map(({ run, image }, i) => {
       const hidden = [...this.#later(run, image, untils[i]), ...run.pending(image)];
       return {
         box: boxes[i],
@@ -422,12 +463,12 @@ export class MapPanel {
         ink,
         bitmap: bitmapOf(run, image, this.redraw),
         opacity: this.settings.cells ? this.settings.opacity : 0, // without an image, the cells are opaque
-        label: runs.length > 1 ? `${"AB"[i]}: ${titleOf(run, runs[1 - i])}` : "",
+        label: isCompared ? `${"AB"[i]}: ${titleOf(run, subjects[1 - i].run)}` : "",
         cursor: cursor ? cursor.cell : null,
         together: cursor ? run.together(image, cursor.cell) : null,
         hidden: hidden.length ? hidden : null,
         kept: run.kept.isMask ? run.keptCells(image) : null,
-        tree: untils[i] === Infinity ? [] : draftTree(run, image, untils[i]),
+        tree: untils[i] === Infinity || this.isSheet ? [] : draftTree(run, image, untils[i]),
       };
     });
   }
@@ -440,16 +481,18 @@ export class MapPanel {
 
   /** Download the shown maps as an image file. */
   async save() {
-    const { runs, figure, ends } = this.#shown();
-    if (!runs.length) return;
-    const about = sentence(this.run, this.#imageOf(this.run));
-    const lines = [...runs.map((run) => caption(run)), ...(about ? [about] : [])];
+    const { subjects, figure, ends } = this.#shown();
+    if (!subjects.length) return;
+    const about = this.isSheet ? "" : sentence(this.run, this.#imageOf(this.run));
+    const lines = [...this.runs.map((run) => caption(run)), ...(about ? [about] : [])];
     const { rows, columns, seed } = this.run;
-    const grids = { rows, columns, count: runs.length };
+    const across = this.isSheet ? imagesAcross(1, 1, rows, columns, subjects.length) : subjects.length;
+    const grids = { rows, columns, across, down: Math.ceil(subjects.length / across) };
+    const place = (width, height) => withCells(this.boxes(width, height));
     const name = `acceptance-map-seed-${seed}.png`;
     const { opacity } = this.settings;
     const withCells = (boxes) => this.panesIn(boxes).map((pane) => ({ ...pane, opacity }));
-    await saveImage(name, grids, withCells, { figure, range: ends }, lines);
+    await saveImage(name, grids, place, { figure, range: ends }, lines);
   }
 
   /**
@@ -460,8 +503,9 @@ export class MapPanel {
   async saveReplay(kind) {
     const { run } = this;
     const rounds = run.roundsOf(this.#imageOf(run));
+    const subjects = [{ run, image: this.#imageOf(run) }];
     const paint = (context, size, [left, right], share) => {
-      const shown = this.#shown(share < 1 ? rounds[Math.floor(share * rounds.length)] : null, [run]);
+      const shown = this.#shown(share < 1 ? rounds[Math.floor(share * rounds.length)] : null, subjects);
       const [pane] = this.#panes(shown, [left], null, "#eee");
       const map = { ...pane, box: right, bitmap: null };
       draw(context, size, [{ ...pane, opacity: 0, values: pane.values.map(() => NaN), label: "" }, map]);
@@ -479,8 +523,8 @@ export class MapPanel {
 
   // ---- texts -------------------------------------------------------------------------------
 
-  #write({ runs, figure, ends }) {
-    const [run] = runs;
+  #write({ figure, ends }) {
+    const { runs, run } = this;
     const isPending = runs.some((one) => one.state !== "done");
     this.legend.show(figure, ends, isPending);
     const isBare = !this.settings.cells && runs.every((one) => bitmapOf(one, this.#imageOf(one), this.redraw));
@@ -492,7 +536,7 @@ export class MapPanel {
     this.refreshCaption();
     const keys = run ? texts.keys(texts.figures[figure][0], run.rows, run.columns) : texts.noRun;
     this.canvas.setAttribute("aria-label", keys);
-    this.zoom.hidden = !run;
+    this.zoom.hidden = !run || this.isSheet;
     this.zoomOutButton.disabled = this.view.scale === 1;
     this.zoomInButton.disabled = this.view.scale === MAX_ZOOM;
     const tokens = this.cursor ? runs.map((one) => one.token(this.#imageOf(one), this.cursor.cell)) : [];

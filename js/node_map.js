@@ -45,6 +45,8 @@ import { ZoomedOutMap } from "./zoomed_out.js";
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // property of the node: settings of the panel, tag of the node, references to its runs
 const WILDCARDS = /[{}]|\/\*|\/\//; // when ComfyUI queues a prompt, it chooses from {red|blue} and removes comments
+const CONTROL = "control_after_generate"; // widget that ComfyUI adds below a seed, and its value for no change
+const FIXED = "fixed";
 const BESIDE = "beside"; // id of run B of the Compare node in the list of runs to compare with
 const PREVIOUS = "previous"; // id of the previous run in this list
 
@@ -290,11 +292,14 @@ export class NodeMap {
   }
 
   #difference({ node, widget, was }, name) {
+    const control = widget.name === "seed" ? findWidget(node, CONTROL) : undefined;
+    const keeps = control !== undefined && control.value !== FIXED;
     const restore = () => {
       setValue(node, widget, parse(was, typeof widget.value));
+      if (keeps) setValue(node, control, FIXED);
       this.panel.redraw();
     };
-    return { name, now: String(widget.value), was, restore };
+    return { name, now: String(widget.value), was, restore, keeps };
   }
 
   /** A sentence on why the map is from an earlier run (the node is or was muted or bypassed), or "". */

@@ -1,7 +1,7 @@
 /** Image file that shows an acceptance map, with the colour scale and captions below the map. */
 
 import { ends, RAMP } from "./legend.js";
-import { draw, layout } from "./map_view.js";
+import { draw } from "./map_view.js";
 
 // Sizes in pixels:
 const SIDE = 1024; // longer side of a grid
@@ -14,20 +14,21 @@ const BAR = 10; // height of the scale
  * Download a map as an image file.
  *
  * @param {string} name name of the file
- * @param {{rows: number, columns: number, count: number}} grids number and size of the grids of tokens
- * @param {(boxes: object[]) => object[]} panesIn function that returns the panes to draw in boxes, see map_view.js
+ * @param {{rows: number, columns: number, across: number, down: number}} grids size of the grids of tokens, and their
+ *   number side by side and below each other
+ * @param {(width: number, height: number) => object[]} panesIn function that returns the panes to draw in a box
  * @param {{figure: string, range: number[]}} scale quantity that the colours show, and its values at the scale's ends
  * @param {string[]} lines texts below the scale
  */
-export async function saveImage(name, { rows, columns, count }, panesIn, { figure, range }, lines) {
+export async function saveImage(name, { rows, columns, across, down }, panesIn, { figure, range }, lines) {
   const side = SIDE / Math.max(rows, columns);
-  const width = count * columns * side + (count - 1) * LABELS;
-  const height = rows * side + (count > 1 ? LABELS : 0);
+  const width = across * columns * side + (across - 1) * LABELS;
+  const height = down * rows * side + (across > 1 ? LABELS : 0);
   const canvas = document.createElement("canvas");
   canvas.width = width;
   canvas.height = height + LINE * (lines.length + 2);
   const context = canvas.getContext("2d");
-  draw(context, canvas, panesIn(layout(width, height, rows, columns, count)));
+  draw(context, canvas, panesIn(width, height));
   fillBackground(context, canvas);
   context.fillStyle = "#eee";
   context.font = "15px sans-serif";

@@ -41,6 +41,7 @@ const ENGLISH = {
   colourBy: "Color by",
   image: "Image of the batch",
   imageOf: (image, count) => `${image} of ${count}`,
+  allImages: (count) => `All ${count}`,
   cells: "Show the map over the image",
   opacity: "Opacity of the map over the image",
   overlay: "Map",
@@ -69,6 +70,8 @@ const ENGLISH = {
         .join(", "),
     ),
   restore: (name, was) => (name === PROMPT ? "Restore prompt" : `Restore ${name} ${was}`),
+  keep: (was) => `Keep seed ${was}`,
+  keepTitle: "Set the node back to the seed of this image, and let it no longer change after a run",
   restoreTitle: (was) => `Set the node back to the value that made this image: ${was}`,
   off: {
     2: "The node is muted, so the map is from an earlier run.",
@@ -190,6 +193,7 @@ const CHINESE = {
   colourBy: "着色依据：",
   image: "批次中的图像",
   imageOf: (image, count) => `第 ${image} 张，共 ${count} 张`,
+  allImages: (count) => `全部 ${count} 张`,
   cells: "在图像上显示接受图",
   opacity: "接受图覆盖在图像上的不透明度",
   overlay: "接受图",
@@ -213,6 +217,8 @@ const CHINESE = {
   now: (differences) =>
     `${differences.map(({ name, now }) => (name === PROMPT ? "提示词已更改" : `${name}现在为 ${now}`)).join("，")}。`,
   restore: (name, was) => (name === PROMPT ? "恢复提示词" : `恢复${name} ${was}`),
+  keep: (was) => `保留种子 ${was}`,
+  keepTitle: "将节点恢复为此图像的种子，运行后不再改变",
   restoreTitle: (was) => `将节点恢复为生成此图像时的值：${was}`,
   off: { 2: "节点已静音，接受图来自之前的运行。", 4: "节点已绕过，接受图来自之前的运行。" },
   leftOut: "上一次运行不包含此节点，接受图来自更早的运行。",

@@ -5,7 +5,7 @@
  */
 
 import { boxOf, canvasContext, isZoomedOut, onPlaceholder, redrawNode } from "./comfy.js";
-import { draw, layout } from "./map_view.js";
+import { draw } from "./map_view.js";
 
 const SCALE = 0.6; // zoom of the canvas; at a smaller zoom, ComfyUI hides elements
 
@@ -37,14 +37,12 @@ export class ZoomedOutMap {
   }
 
   #render(width, height) {
-    const { run, runs } = this.panel;
     const pixels = SCALE * devicePixelRatio;
     const [w, h] = [width, height].map((side) => Math.max(1, Math.round(side * pixels)));
     const canvas = new OffscreenCanvas(w, h);
     const context = canvas.getContext("2d");
     context.setTransform(pixels, 0, 0, pixels, 0, 0);
-    const boxes = layout(width, height, run.rows, run.columns, runs.length);
-    draw(context, { width, height }, this.panel.panesIn(boxes));
+    draw(context, { width, height }, this.panel.panesIn(this.panel.boxes(width, height)));
     return canvas;
   }
 }
