@@ -20,8 +20,10 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
+from ..adt_core.app.csv_tables import to_csv
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.errors import PromptTooLongError, shown
+from ..adt_core.files import write_in
 from ..adt_core.messages import join, message, parts_of
 from ..adt_core.run.identity import digest
 from ..adt_core.run.images import is_keyword, named_folder, read_pixels
@@ -51,6 +53,9 @@ from .sockets import (
 )
 
 FOLDER = "adt_tree_batches"
+MANIFEST = "manifest.csv"
+_LISTED = "file", "id", "prompt", "seed"
+"""Columns of the manifest, which names the prompt of each image file also without a report."""
 OWN, SAME, STEPPED = "per image", "same", "increment"
 """Values of the input `seed_mode`.
 
@@ -153,6 +158,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
             where = message("batch.folder", folder=_shown(batch.store.folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         rows = [_row(job, records[job.number], run.pipeline.recipe.lantern is not None) for job in batch.jobs]
+        write_in(batch.store.folder, MANIFEST, to_csv(_LISTED, rows, "utf-8-sig"))
         settings = {name: value for name, value in run.pipeline.settings("").items() if name != "prompt"}
         left_out = [{"id": job.id, "prompt": job.prompt, "note": note} for job, note in batch.left_out.items()]
         results = BatchResults(_images(batch), rows, settings, batch.store.folder, left_out)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adt_tree_pack.nodes.contact_sheet import COLUMNS
-from comfy_server import ROOT
+from comfy_server import ROOT, Failed
 from images import images
 from messages import PREVIEWS, TEXT, Message, lines_under
 from PIL import Image
@@ -214,6 +214,34 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["1", "3", "2"] and rows["2"]["file"] == "" and rows["2"]["note"].startswith("left out: ")
     assert [rows[number]["file"] for number in "13"] == ["000001.png", "000003.png"]
+
+
+@pytest.mark.small_models
+def test_each_list_has_its_own_folder_with_a_manifest_and_copies_by_id(comfy, batch):
+    """Lists with the same settings and folder name don't share a folder, so a score over a folder is of one list."""
+    name = uuid.uuid4().hex[:8]
+    batch.set("ADTTreeBatchSampler", folder=name, seed=78).set("ADTTreeBatchReport", copies_by_id=True)
+    folders: list[set[Path]] = []
+    for colour in ("red", "blue"):
+        listed = f"id,prompt\n{colour}/1,a {colour} fox\n{colour}/2,a {colour} hen\n"
+        (comfy.base / "input" / f"{name}.csv").write_text(listed, encoding="utf-8")
+        comfy.run(batch.set("ADTTreePrompts", file=f"{name}.csv", count=0).prompt)
+        folders.append(set(comfy.base.glob(f"output/adt_tree_batches/{name}-*")))
+        (folder,) = folders[-1] - (folders[0] if len(folders) > 1 else set())
+        with (folder / "manifest.csv").open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+        assert [(row["file"], row["id"], row["prompt"]) for row in rows] == [
+            ("000001.png", f"{colour}/1", f"a {colour} fox"),
+            ("000002.png", f"{colour}/2", f"a {colour} hen"),
+        ]
+        copies = {path.name: path.read_bytes() for path in folder.glob("by_id/*")}
+        originals = [(folder / row["file"]).read_bytes() for row in rows]
+        assert copies == dict(zip((f"{colour}-1.png", f"{colour}-2.png"), originals))
+    listed = "id,prompt\nA/1,a fox\na-1,a hen\n"
+    (comfy.base / "input" / f"{name}.csv").write_text(listed, encoding="utf-8")
+    with pytest.raises(Failed) as error:
+        comfy.run(batch.prompt)
+    assert "copies_by_id: the id 'a-1' gives no file name of its own" in error.value.message
 
 
 @pytest.mark.small_models
