@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ TEMPLATES = {
     "check.too_slow": "This model is too slow here to compare speeds.",
     "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
     "overflow, choose 'int8 weights'",
+    "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} prompts "
+    "with such braces).",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
@@ -164,13 +167,17 @@ class Message(str):
         return (self.parts,)
 
 
+_ONE = re.compile(r"(?<![\d.,])(?<!of )1 (draft|image|method|minute|picture|prompt|step|token)s\b")
+
+
 def message(key: str, **parameters: str | int) -> Message:
-    """Return a message with a single part.
+    """Return a message with a single part. After the number 1, the English text has the singular.
 
     Args:
         key: Key in `TEMPLATES`.
     """
-    return Message([Part(TEMPLATES[key].format(**parameters), key, parameters)])
+    text = _ONE.sub(r"1 \1", TEMPLATES[key].format(**parameters))
+    return Message([Part(text, key, parameters)])
 
 
 def parts_of(text: str) -> tuple[Part, ...]:

@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
-from ..adt_core.policies import PLAIN
+from ..adt_core.policies import PLAIN, method_title
 from ..adt_core.run import race
 from ..adt_core.run.truncation import RAISE
 from .clip_and_vae import ImageTokenizer, to_picture
@@ -148,5 +148,5 @@ def _report(a: Decoding, b: Decoding) -> str:
     lines = [f"A is {speedup:.2f} times as fast as B; {difference}"]
     for name, report in zip("AB", reports):
         speed = f"{report['tokens_per_second']:.0f} tokens per second, {report['tau']:.2f} per pass of the model"
-        lines.append(f"{name}: {report['method']}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
+        lines.append(f"{name}: {method_title(report['method'])}{relaxed(report)}, {report['seconds']:.2f} s, {speed}")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ import numpy as np
 from ..adt_core import AdtError
 from ..adt_core.app.prompts import PromptEntry
 from ..adt_core.errors import Check, shown
+from ..adt_core.messages import message
 
 RANDOM = "random"
 ALL = "all combinations"
@@ -88,6 +89,21 @@ def expand_prompts(
         ids = [f"{prompt.id}.{number}" for number, _ in enumerate(texts, start=1)] if len(texts) > 1 else [prompt.id]
         expanded += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
     return expanded
+
+
+def unbalanced(prompts: Sequence[PromptEntry]) -> str:
+    """Return a remark on prompts in which a brace has no counterpart, so that it stays in the text; "" for none."""
+    odd = [prompt for prompt in prompts if "{" in prompt.text or "}" in prompt.text if not _is_balanced(prompt.text)]
+    return message("choices.unbalanced", id=shown(odd[0].id), text=shown(odd[0].text), count=len(odd)) if odd else ""
+
+
+def _is_balanced(text: str) -> bool:
+    depth = 0
+    for token in _TOKENS.findall(text[:MAX_CHARACTERS]):
+        depth += (token == "{") - (token == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _checked_size(prompt: PromptEntry, most: int, most_characters: int) -> int:

@@ -31,7 +31,7 @@ from ..adt_core.errors import Check, substitute_inputs
 from ..adt_core.files import is_hidden, opened
 from ..adt_core.messages import join, message
 from .comfy_runtime import check_cancelled, refusal, tell
-from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
+from .dynamic_prompts import CHOICE_MODES, OFF, RANDOM, expand_prompts, unbalanced
 from .schema import Tooltips, schema
 from .sockets import checked
 from .validation_budget import Budget
@@ -153,7 +153,8 @@ class ADTTreePrompts(io.ComfyNode):
     ) -> io.NodeOutput:
         entries = read(_source(file, text), _name(file), caption, check_cancelled)
         listed = expand_prompts(entries, choices, choice_seed, check_cancelled)
-        notes = [note for note in (blank_note(listed), remarks(listed), _unused(entries)) if note]
+        braces = unbalanced(entries) if choices != OFF else ""
+        notes = [note for note in (blank_note(listed), remarks(listed), braces, _unused(entries)) if note]
         selected = select(non_blank(listed), filter, shuffle_seed, start_index)
         prompts = selected[: count or None]
         if notes:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, Trace
+from ..adt_core.policies import method_title
 from ..adt_core.trace import FIGURES
 from .colours import scale
 from .schema import Tooltips, schema
@@ -133,7 +134,8 @@ def _lines(report: dict, correlation: float | None) -> str:
         correlation: Result of `Trace.certainty_correlation`.
     """
     lines = [
-        f"{report['method']}{relaxed(report)}, seed {report['seed']}, {report['dtype']} on {report['device']}",
+        f"{method_title(report['method'])}{relaxed(report)}, seed {report['seed']}, "
+        f"{report['dtype']} on {report['device']}",
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",
         f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each (tau): "
         f"{report['accepted_per_round']:.2f} accepted drafts, and the model's own token",

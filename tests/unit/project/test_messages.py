@@ -25,6 +25,12 @@ def test_a_message_is_its_english_text():
     assert json.loads(json.dumps({"line": done})) == {"line": str(done)}
 
 
+def test_one_thing_is_singular():
+    assert message("prompts.all", count=1) == "All 1 prompt."
+    assert message("prompts.all", count=11) == "All 11 prompts."
+    assert "3 steps, 2.1 tokens a pass" == message("training.steps_and_tau", steps=3, tau="2.1")
+
+
 def test_joined_messages_keep_their_parts():
     done = message("check.same")
     line = join((done, "", "plain text"))

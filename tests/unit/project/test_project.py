@@ -233,6 +233,22 @@ def test_set_up_errors_are_printed_as_one_line(dev, monkeypatch, capsys):
     assert dev.main(["paint"]) == 2
 
 
+BADGE = 20
+"""Height in pixels of the name of a pack, which ComfyUI draws above each of its nodes on the canvas."""
+TITLE = 30
+"""Height in pixels of a node's title, which is above its position."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.json")), ids=lambda path: path.stem)
+def test_templates_leave_room_for_the_badges_of_nodes(path):
+    nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    boxes = [(node, *node["pos"], *node["size"]) for node in nodes]
+    for node, x, y, w, _ in boxes:
+        if node["type"].startswith("ADTTree"):
+            above = [Y + H for _, X, Y, W, H in boxes if X < x + w and x < X + W and Y + H <= y - TITLE]
+            assert max(above, default=0) + BADGE <= y - TITLE, node["type"]
+
+
 def test_images_of_the_readme():
     """Every image must exist. The first image must be an animation that loads quickly."""
     images = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
     summary, first, second = report.splitlines()
-    assert first.startswith("A: adt-tree, ") and second.startswith("B: no-drafting, ")
+    assert first.startswith("A: ADT-Tree, ") and second.startswith("B: No drafting, ")
     assert all(" s, " in line for line in (first, second))
     assert "times as fast as B; every token is the same" in summary
 
@@ -45,8 +45,8 @@ def test_compare_shows_the_changes_of_lantern(compare, pack, small):
     np.testing.assert_array_equal(a, small.expected(**relaxed)["images"][0])
     np.testing.assert_array_equal(b, small.expected()["images"][0])
     assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
-    assert "B: eagle2, " in report and "tokens differ" in report
-    assert re.search(r"\nA: adt-tree, Relaxed \(\d+\.\d % of the tokens replaced by LANTERN\), ", report)
+    assert "B: EAGLE-2, " in report and "tokens differ" in report
+    assert re.search(r"\nA: ADT-Tree, Relaxed \(\d+\.\d % of the tokens replaced by LANTERN\), ", report)
 
 
 def test_map_as_video(pack, small):
@@ -285,6 +285,20 @@ def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
     assert "Prompt too long: " in pack.fails(kind, **inputs)
 
 
+@pytest.mark.parametrize(
+    "text, is_odd",
+    [("a {red|blue house", True), ("a red} house", True), (r"a \{red house", False), ("a {red} cat", False)],
+)
+def test_a_brace_without_its_counterpart_is_named(pack, caplog, text, is_odd):
+    """Such a brace stays in the text, and the model reads it."""
+    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 0}
+    pack.run("ADTTreePrompts", **inputs, shuffle_seed=0)
+    assert ("has no counterpart" in caplog.text) is is_odd
+    caplog.clear()
+    pack.run("ADTTreePrompts", **inputs, shuffle_seed=0, choices="off")
+    assert "has no counterpart" not in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare", "ADTTreeBatchSampler", "ADTTreeBenchmark"])
 def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind):
     """Only API prompts can contain such settings. The page sends the defaults of disabled numbers."""
@@ -401,13 +415,13 @@ def test_benchmark_shows_progress_by_method(pack, small, monkeypatch):
     assert counts[:3] == tuple(f"Warming up, {n} of 3 methods" for n in range(3))
     assert counts[3:] == tuple(f"0 of 1 prompts, {n} of 3 methods" for n in range(3))
     assert set(titles[:3]) == set(titles[3:]) == {"No drafting", "Jacobi window", "Jacobi chain"}
-    assert lines[6].startswith("1 prompts; the results are in output/adt_tree_benchmark/")
+    assert lines[6].startswith("1 prompt; the results are in output/adt_tree_benchmark/")
     assert re.search(r"about [\d.]+ times as fast as without drafts\.\*\*", table) and "CI" not in table
 
 
 @pytest.mark.long
 def test_check_reports_on_one_page(pack, small):
     (page,) = pack.run("ADTTreeDiagnostics", model=small.model)
-    for line in ("## No drafting", "| no-drafting |", "| auto |", "gives the same tokens as no drafting."):
+    for line in ("## No drafting", "| No drafting |", "| Auto |", "gives the same tokens as no drafting."):
         assert line in page
     assert str(pack.base) not in page
