@@ -25,6 +25,7 @@ import { own } from "./own.js";
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
 const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
 const TITLE = 30; // pixels, height of the title of a node
+const GAP = 12; // pixels between two nodes
 const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
 
 // ---- page ----------------------------------------------------------------------------------
@@ -392,6 +393,14 @@ export function fitNode(node, [width, height] = [0, 0]) {
   node.setSize([Math.max(node.size[0], w, width), Math.max(node.size[1], h, height)]);
 }
 
+/** The largest width up to `wanted` with which a node does not reach another node on its right. */
+export function freeWidth(node, wanted) {
+  const [left, top, width, height] = boxOfNode(node);
+  const beside = node.graph.nodes.map(boxOfNode).filter(([x, y, , h]) => x > left && y < top + height && top < y + h);
+  const free = Math.min(...beside.map(([x]) => x - left - GAP));
+  return Math.max(width, Math.min(wanted, free));
+}
+
 /** Make a node higher if its widgets need more height. */
 export function fitHeight(node) {
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
@@ -540,10 +549,10 @@ export function addButton(node, label, press) {
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
-  for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this property
+  for (const widget of widgetsOf(node)) widget.advanced = widget.options?.advanced; // the canvas reads this property
   const { getLayoutWidgets } = node;
   node.getLayoutWidgets = () => {
-    const widgets = [...(getLayoutWidgets?.call(node) ?? node.widgets)];
+    const widgets = [...(getLayoutWidgets?.call(node) ?? widgetsOf(node))];
     return widgets.filter((widget) => !widget.advanced || node.showAdvanced);
   };
 }

@@ -6,12 +6,15 @@ import {
   executionIds,
   findWidget,
   fitNode,
+  foldAdvanced,
   forwardWheelAndPan,
+  freeWidth,
   nodeAt,
   nodesOf,
   openWorkflow,
   refreshWidgets,
   registerExtension,
+  removePreview,
   setHidden,
 } from "./comfy.js";
 import { make } from "./elements.js";
@@ -20,7 +23,7 @@ import { texts } from "./texts.js";
 
 const NODES = new Set(["ADTTreeDiagnostics", "ADTTreeBenchmark"]);
 const WIDGET = "result_text";
-const WIDTH = 600; // minimum width in pixels of a node that shows a text
+const WIDTH = 600; // width in pixels of a node that shows a text, if there is no other node
 const HEIGHT = 340; // minimum height in pixels of the text
 const STORAGE = "adt_tree.reports"; // key of the session storage: texts by workflow and node
 const MOST = 16; // maximum number of stored texts
@@ -37,11 +40,12 @@ function write(node, text) {
   const widget = findWidget(node, WIDGET);
   if (!widget) return;
   widget.element.replaceChildren(...render(text));
+  removePreview(node); // the last image of the run would make the node higher on the canvas
   if (!widget.element.hidden) return;
   widget.element.hidden = false;
   setHidden(widget, false);
   refreshWidgets(node, widget);
-  fitNode(node, [WIDTH, 0]);
+  fitNode(node, [freeWidth(node, WIDTH), 0]);
 }
 
 /** Show and store the text of a node's output, if it has one. */
@@ -77,6 +81,7 @@ registerExtension({
 
   nodeCreated(node) {
     if (!NODES.has(node.comfyClass)) return;
+    foldAdvanced(node);
     add(node);
     callAfter(node, "onExecuted", (output) => show(node, output));
   },

@@ -168,7 +168,8 @@ def conditions(settings: Mapping[str, Any]) -> str:
     """Return sentences on the prompts, the models, the software and the hardware of a benchmark."""
     named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
     run = ", ".join(f"{key} {settings[key]}" for key in named)
-    return f"{len(settings['prompts'])} prompts, one image each. {run}."
+    count = len(settings["prompts"])
+    return f"{count} {'prompt' if count == 1 else 'prompts'}, one image each. {run}."
 
 
 def write(
