@@ -549,7 +549,7 @@ export function addButton(node, label, press) {
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
-  for (const widget of widgetsOf(node)) widget.advanced = widget.options?.advanced; // the canvas reads this property
+  for (const widget of widgetsOf(node)) widget.advanced = /** @type {any} */ (widget.options)?.advanced; // the canvas reads this property
   const { getLayoutWidgets } = node;
   node.getLayoutWidgets = () => {
     const widgets = [...(getLayoutWidgets?.call(node) ?? widgetsOf(node))];
@@ -630,11 +630,16 @@ function hostsOf(graph) {
   return nodesOf().filter((node) => subgraphOf(node) === graph);
 }
 
+/** The link at an input. ComfyUI's method for subgraphs also reads the output of this index, which may not exist. */
+function linkAt(node, slot) {
+  return subgraphOf(node) ? node.graph.getLink(node.inputs[slot]?.link) : node.getInputLink(slot);
+}
+
 /** The node at the start of a link, and the index of its output. Subgraphs are entered and left. */
 function startsOf(/** @type {any} */ graph, link) {
   if (!link) return [];
   const host = graph.getNodeById(link.origin_id);
-  if (!host) return hostsOf(graph).flatMap((one) => startsOf(one.graph, one.getInputLink(link.origin_slot)));
+  if (!host) return hostsOf(graph).flatMap((one) => startsOf(one.graph, linkAt(one, link.origin_slot)));
   const inner = /** @type {any} */ (subgraphOf(host));
   if (!inner) return [host];
   const ids = inner.outputs[link.origin_slot]?.linkIds ?? [];
@@ -651,7 +656,7 @@ function startsOf(/** @type {any} */ graph, link) {
 export function upstreamOf(node, follows, found = new Set(), passed = new Set()) {
   if (!node.graph) return found; // the node has been removed, and its map is drawn a last time
   const slots = [...(node.inputs ?? []).keys()].filter((slot) => follows(node.inputs[slot].name));
-  for (const source of slots.flatMap((slot) => startsOf(node.graph, node.getInputLink(slot)))) {
+  for (const source of slots.flatMap((slot) => startsOf(node.graph, linkAt(node, slot)))) {
     if (passed.has(source)) continue;
     passed.add(source);
     if (runsItself(source)) found.add(source);
