@@ -398,7 +398,11 @@ def _count_too_long(prompts: list, pipeline: Pipeline, hidden: Any) -> None:
     graph = hidden.prompt or {}
     link = graph.get(hidden.unique_id, {}).get("inputs", {}).get("prompts")
     source = link[0] if isinstance(link, list) else None
-    if source not in graph or graph[source].get("class_type") != ADTTreePrompts.define_schema().node_id:
+    if (
+        source is None
+        or source not in graph
+        or graph[source].get("class_type") != ADTTreePrompts.define_schema().node_id
+    ):
         return
     too_long = sum(_is_too_long(prompt, pipeline) for prompt in prompts)
     if too_long:

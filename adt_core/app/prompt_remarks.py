@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..errors import shown
 from ..messages import Message, join, message
@@ -15,7 +15,7 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]|^[\u200c\u200d]|[\u200c\u200
 """Characters without a picture. Joiners inside a text belong to emoji and to many scripts."""
 _WEIGHT = re.compile(r"\([^():]{1,200}:\s?[0-3](?:\.\d{1,3})?\)")
 """Weight in the syntax of other programs, such as "(red house:1.3)"."""
-_REMARKS = {
+_REMARKS: dict[str, Callable[[str], object]] = {
     "remark.lines": lambda text: text.count("\n") >= MOST_LINES,
     "remark.invisible": _INVISIBLE.search,
     "remark.weight": _WEIGHT.search,
