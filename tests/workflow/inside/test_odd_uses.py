@@ -91,7 +91,7 @@ def test_files_of_a_batch_name_no_folder_of_the_server(pack, batch):
     results = batch()
     pack.run("ADTTreeBatchReport", results=results, filename="r", columns=0, thumbnail_width=64, label="id")
     files = [path for path in results.folder.iterdir() if path.suffix in (".png", ".json", ".csv")]
-    assert len(files) == 4
+    assert len(files) == 5
     for path in files:
         assert str(pack.base).encode() not in path.read_bytes(), path
     assert str(pack.base) not in json.dumps(results.settings)
