@@ -345,8 +345,9 @@ export class Run {
 }
 
 function named(record) {
-  const [image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels = []] = record;
-  const certainties = record[10] ?? []; // for each token, percent of its most probable value; 0 if it is not known
+  const [image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted] = record;
+  // For each token, percent of its most probable value, 0 if it is not known; and the drafts on each level of the tree.
+  const [certainties = [], levels = []] = record.slice(9);
   return { image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels, certainties };
 }
 

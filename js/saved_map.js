@@ -127,8 +127,8 @@ export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
     return [
       ...shareOf(image, jumps[i], own[ACCEPTED]),
       ...own,
-      take(levels, own[DEPTH]),
       take(certainties, own[ACCEPTED] + 1),
+      take(levels, own[DEPTH]),
     ];
   });
   let end = 0;

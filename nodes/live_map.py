@@ -29,9 +29,9 @@ from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortene
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 """Fields of a record in live messages; see `ImageRound`. The position belongs to the token before the first generated
-token, so kept tokens that the round has read are left out. Two lists follow: the number of drafts on each tree level,
-which is empty in live messages because only the replay of a finished run shows it, and how certain the model was of
-each token (`saved_map.certainties`)."""
+token, so kept tokens that the round has read are left out. A list follows with the certainty of the model at each token
+(`saved_map.certainties`). Records of a saved map have a second list, the number of drafts on each tree level; only the
+replay of a finished run shows it."""
 _LONGEST_VALUE = 200  # maximum number of characters of a widget's value
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
@@ -172,7 +172,7 @@ def _values(hidden: Any, known: Collection[str]) -> dict[str, str]:
 
 def _pack(round: Round) -> list:
     records = (
-        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:]), [], certainties(record)]
+        [record.image, record.first - 1, *(getattr(record, name) for name in RECORD[2:]), certainties(record)]
         for record in round.images
     )
     return [_milliseconds(round.seconds), _milliseconds(round.drafting), *records]

@@ -19,15 +19,15 @@ const HEADER = {
 /**
  * Rounds of a run, in the format of nodes/live_map.py: [milliseconds, drafting milliseconds, record, ...]. A record is
  * the part of one image in a round: [image, position, depth asked, width asked, depth, width, drafts, accepted,
- * substituted, [drafts on each level]].
+ * substituted, [certainty of each token], [drafts on each level]].
  *
  * The grid has 2 by 4 tokens. The pass of the prompt generates token 0. A round generates one token more than it
  * accepts. The first round generates the tokens 1 to 3, the second round token 4, and the third round the tokens 5 to 7.
  */
 const ROUNDS = [
-  [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0, [1, 4, 1]]],
-  [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]],
-  [24, 4, [0, 4, 4, 1, 3, 2, 5, 2, 1, [2, 2, 1]]],
+  [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0, [], [1, 4, 1]]],
+  [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, [], []]],
+  [24, 4, [0, 4, 4, 1, 3, 2, 5, 2, 1, [], [2, 2, 1]]],
 ];
 const N = NaN;
 
@@ -69,7 +69,7 @@ test("the tokens of rounds that were never received stay unknown", () => {
 
 test("with a mask, the pass of the prompt generates the first token only if it is not kept", () => {
   // Lengths of stretches: kept, generated, kept, ... The first record begins after the kept tokens that follow token 0.
-  const record = [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]];
+  const record = [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, [], []]];
   const values = (given, first = 0) => {
     const run = new Run({ ...HEADER, given: [given] });
     run.append(first, [record]);
@@ -83,7 +83,7 @@ test("with a mask, the pass of the prompt generates the first token only if it i
 test("certainty differs between the tokens of a round, and 0 stands for a value that is not known", () => {
   const [record] = ROUNDS[0].slice(2);
   const run = new Run(HEADER);
-  run.append(0, [[20, 5, [...record, [90, 0, 40]]], ROUNDS[1]]);
+  run.append(0, [[20, 5, [...record.slice(0, 9), [90, 0, 40]]], ROUNDS[1]]);
   assert.deepEqual([...run.values("certainty", 0)], [N, 90, N, 40, N, N, N, N]);
   assert.match(describe([run.token(0, 1)], 1, 4), /\n90 % certain$/);
   assert.doesNotMatch(describe([run.token(0, 2)], 2, 4), /certain/);
@@ -129,7 +129,7 @@ test("images of a batch progress independently", () => {
 });
 
 test("tokens of an image to continue are neither coloured nor counted", () => {
-  const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0, [1, 1, 1]]]]);
+  const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0, [], [1, 1, 1]]]]);
   assert.deepEqual([...run.values("acceptance", 0)], [N, N, N, 1, 4, 4, 4, 4]);
   assert.equal(run.done, 5);
   assert.equal(run.total, 5);
@@ -141,7 +141,7 @@ test("tokens of one round belong together", () => {
 });
 
 test("a speed-up is shown only for runs in turns or within one prompt", () => {
-  const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]);
+  const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, [], []]]);
   const pair = (a, b) => [
     finished(made({ prompt: "p", ...a })),
     finished(made({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds)),
@@ -206,7 +206,7 @@ test("every name of a relaxed run has the share of replaced tokens", () => {
 test("plain decoding shows the time of each token, because its other figures are constant", () => {
   const plain = made(
     { method: "no-drafting" },
-    Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]),
+    Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, [], []]]),
   );
   assert.equal(plain.figureShown("acceptance"), "moment");
   assert.equal(plain.figureShown("time"), "time");
@@ -220,7 +220,11 @@ test("plain decoding shows the time of each token, because its other figures are
 });
 
 test("a run for which Auto stopped drafting has a sentence about it, and shows the time of each token", () => {
-  const single = (at, drafts = 0) => [20, 0, [0, at, drafts, drafts, drafts, drafts, drafts, 0, 0, drafts ? [1] : []]];
+  const single = (at, drafts = 0) => [
+    20,
+    0,
+    [0, at, drafts, drafts, drafts, drafts, drafts, 0, 0, [], drafts ? [1] : []],
+  ];
   const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
   assert.equal(none.figureShown("acceptance"), "moment");
@@ -262,10 +266,10 @@ test("a sentence names the fastest and the slowest region, if they differ", () =
   // 6 by 6 tokens. The prompt's pass generates token 0. Two rounds generate 5 and 6 tokens, which completes the upper
   // third. All other rounds generate one token.
   const rounds = [
-    [10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]],
-    [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]],
+    [10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [], [1, 1, 1, 1, 1]]],
+    [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [], [1, 1, 1, 1, 1, 1]]],
   ];
-  for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [1]]]);
+  for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [], [1]]]);
   const run = made({ grid: [6, 6] }, rounds);
   assert.match(sentence(run, 0), /^Fastest: top( left| right)? \([\d.]+ per pass\)\. Slowest: [a-z ]+ \(1\.0\)\.$/);
   const table = numbers(run, 0);

@@ -40,8 +40,8 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
     [90, 100, 0, 7, 100], // percent of the most probable value of each token; 0 if it is not known
   ];
   assert.deepEqual(await unpack(saved(columns.flat())), [
-    [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1], [90, 100]], [1, 3, 1, 1, 0, 0, 0, 0, 0, [], [0]]],
-    [1, 0.5, [0, 1, 3, 1, 1, 1, 1, 1, 1, [1], [7, 100]]],
+    [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [90, 100], [3, 1]], [1, 3, 1, 1, 0, 0, 0, 0, 0, [0], []]],
+    [1, 0.5, [0, 1, 3, 1, 1, 1, 1, 1, 1, [7, 100], [1]]],
   ]);
 });
 

@@ -29,10 +29,9 @@ def unpack(saved: dict) -> list:
         own = [values[i] for values in others]
         expected[image] = position + own[5] + 1
         records.append([image, position, *own])
-    for record in records:
-        record.append(column(record[4]))
-    for record in records:
-        record.append(column(record[7] + 1))
+    levels = [column(record[4]) for record in records]
+    for record, own in zip(records, levels):
+        record += column(record[7] + 1), own
     assert next(numbers, None) is None
     left = iter(records)
     return [

@@ -71,7 +71,7 @@ def test_a_long_map_is_shortened(images, most, keeps_times, kept):
         assert ([ms, drafting] == [round(1000 * x, 2) for x in (entry.seconds, entry.drafting)]) == keeps_times
         for record, own in zip(records, entry.images):
             assert record[:2] + record[4:8] == [own.image, own.position, own.depth, own.width, own.drafts, own.accepted]
-            assert record[9] == [0] * own.depth, "the page draws no tree if the drafts on its levels are unknown"
+            assert record[10] == [0] * own.depth, "the page draws no tree if the drafts on its levels are unknown"
     total = sum(entry.seconds for entry in rounds)
     assert sum(ms for ms, *_ in found) == pytest.approx(1000 * total, rel=1e-3)
 

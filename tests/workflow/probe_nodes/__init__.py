@@ -213,7 +213,7 @@ async def trim(request):
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
     """Turn a failure of previews and map images on or off."""
-    previews, images = (sys.modules[f"{pack()}.adt_core.app.{name}"] for name in ("previews", "images"))
+    previews, images = (sys.modules[f"{pack()}.adt_core.run.{name}"] for name in ("previews", "images"))
 
     def fail(_):
         raise MemoryError("not enough memory for an image")
