@@ -256,7 +256,7 @@ def test_one_line_adds_a_drafter_with_files(generate, read_from_files, tiny, cap
     plain, _ = generate("plain", "--method", "no-drafting")
     tokens, report = generate("toy", "--drafter", "my.toy")
     assert tokens == plain and report["drafter"].endswith("my.toy") and report["drafting"]["depth"] == DEPTH
-    tokens, report = generate("network", "--drafter", str(tiny / "drafter"))
+    tokens, report = generate("network", "--method", "eagle2", "--drafter", str(tiny / "drafter"))
     assert tokens == plain and report["verified_drafts"] > 0
 
 
