@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -44,9 +45,13 @@ class FolderLock:
                 ) from error
 
     def release(self) -> None:
-        """Release the lock and delete its file."""
-        self._lock.release()
-        self._path.unlink(missing_ok=True)
+        """Delete the lock file and release the lock, however often it was taken.
+
+        The file is deleted first: after the release, it could be the lock of another process.
+        """
+        with suppress(OSError):  # Windows doesn't delete an open file
+            self._path.unlink()
+        self._lock.release(force=True)
 
     def __enter__(self) -> FolderLock:
         self.take()

@@ -17,6 +17,7 @@ from adt_core import cli, files
 from adt_core.errors import AdtError
 from adt_core.recipe import Recipe
 from adt_core.run import lines
+from adt_core.run.folder_lock import FolderLock
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.lines import ImageLines
 from adt_core.run.store import clashing_images
@@ -215,6 +216,27 @@ def test_two_processes_do_not_pack_the_same_tars(generate):
         assert code == 1 and "another process is writing to 'out'" in err
     assert generate(format="webdataset")[0] == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["00000.tar", "index.json"]
+
+
+def test_a_released_lock_never_deletes_the_lock_of_another_process(tmp_path, monkeypatch):
+    """Another process takes the lock at the moment of the release."""
+    lock = FolderLock(tmp_path, "lock")
+    other = FolderLock(tmp_path, "lock")
+    lock.take()
+    lock.take()  # a store that is asked twice for its missing images
+    release = lock._lock.release
+
+    def handed_over(**options):
+        release(**options)
+        other.take()
+
+    monkeypatch.setattr(lock._lock, "release", handed_over)
+    lock.release()
+    assert (tmp_path / "lock").exists()
+    with pytest.raises(AdtError, match="another process is writing"):
+        FolderLock(tmp_path, "lock").take()
+    other.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- seeds of a list -----------------------------------------------------------------------------------------------
