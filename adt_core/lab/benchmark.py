@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -37,8 +38,10 @@ from ..recipe import Placement, Recipe
 from ..run import race
 from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
+from ..run.jobs import JobList, PromptEntry
 from ..run.pipeline import Pipeline
 from ..run.resolve import Hardware, choose_device, resolve_recipe
+from ..run.runner import Finished
 from ..settings import BUNDLED
 from ..version import VERSION
 from . import quality, report
@@ -209,26 +212,29 @@ class BenchmarkWorker:
         Yields:
             A single pair: the index of the prompt, and its results.
         """
-        methods = {name: partial(pipeline.decoding, check=self._check) for name, pipeline in self._pipelines.items()}
         prompts = self.benchmark.prompts
         if not self._is_warm:
-            warm_up = {
-                name: lambda prompt, run=run: race.warm_up([run(prompt)], WARM_UP) for name, run in methods.items()
-            }
-            race.turn(warm_up, prompts[:1], progress=self._warming)
+            race.turn({name: partial(self._warm_up, name) for name in self._pipelines}, prompts[0], 0, self._warming)
         self._is_warm = True
-        runs = {name: lambda prompt, decoding=decoding: decoding([prompt]).run() for name, decoding in methods.items()}
-        decodings = race.turn(runs, prompts[number], number, self._progress)
-        plain = decodings[PLAIN].grid_codes()
+        runs = {name: partial(self._decode, name) for name in self._pipelines}
+        images = race.turn(runs, prompts[number], number, self._progress)
+        plain = np.array(images[PLAIN].codes)
         measured = Measured()
-        for name, decoding in decodings.items():
-            agreement = (decoding.grid_codes() == plain).double().mean().item()
-            png = None
-            if name == PLAIN or agreement < 1:
-                png = self._pipelines[name].result(decoding, 0, prompts[number], benchmark_method=name).png
-            acceptance = decoding.trace.acceptance_map()
-            measured[name] = {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
+        for name, image in images.items():
+            agreement = float((np.array(image.codes) == plain).mean())
+            png = image.result(benchmark_method=name).png if name == PLAIN or agreement < 1 else None
+            trace = image.decoding.trace
+            measured[name] = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}, png
         yield number, measured
+
+    def _warm_up(self, name: str, prompt: str) -> None:
+        race.warm_up([self._pipelines[name].decoding([prompt], check=self._check)], WARM_UP)
+
+    def _decode(self, name: str, prompt: str) -> Finished:
+        pipeline = self._pipelines[name]
+        [job] = JobList([PromptEntry("1", prompt)], pipeline.recipe)
+        *_, last = pipeline.run([job], check=self._check)
+        return last.finished[0]
 
 
 def load(benchmark: Benchmark, placement: Placement) -> BenchmarkWorker:

@@ -18,12 +18,12 @@ from torch import Tensor
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
 from ...app.prompts import read_prompts, sample
-from ...engine.decoding import Decoding
 from ...errors import AdtError, Check
 from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
 from ...policies import PLAIN, Drafting
 from ...recipe import Recipe
+from ...run.jobs import Job
 from ...run.pipeline import Pipeline
 from ...settings import Sampling
 
@@ -201,23 +201,38 @@ def _caption(path: Path) -> str:
     return caption
 
 
-def plain_decoding(
+def plain_pipeline(target: Target, sampling: Sampling) -> Pipeline:
+    """Return the pipeline that generates training images.
+
+    It has no drafts. Training images are generated in large batches, in which drafting is not faster.
+    """
+    return Pipeline(target, Recipe(sampling, Drafting(PLAIN)))
+
+
+def generate(
     target: Target,
-    prompts: list[str],
-    numbers: list[int],
+    prompts: Sequence[str],
+    numbers: Sequence[int],
     sampling: Sampling,
     check: Check | None = None,
-) -> Decoding:
-    """Return a decoding of training images without drafts.
-
-    Training images are generated in large batches, in which drafting is not faster than plain decoding.
+    on_images: Callable[[float], None] = lambda images: None,
+) -> Tensor:
+    """Generate training images in one batch.
 
     Args:
+        prompts: Prompt of each image.
         numbers: Index of each image. The noise of an image depends on its index.
         check: Called often; may raise an exception to cancel.
+        on_images: Progress callback. It is called after each round with the number of images that are done; images in
+            progress count in part.
+
+    Returns:
+        [B, T], the T codes of each of the B images.
     """
-    recipe = Recipe(sampling, Drafting(PLAIN))
-    return Pipeline(target, recipe).decoding(prompts, numbers, check=check)
+    jobs = [Job(number, text, sampling.seed, number, text=text) for number, text in zip(numbers, prompts, strict=True)]
+    for progress in plain_pipeline(target, sampling).run(jobs, len(jobs), check, part_factor=1):
+        on_images(progress.done / target.length)
+    return progress.decoding.codes
 
 
 def encode(target: Target, paths: list[Path]) -> Tensor:

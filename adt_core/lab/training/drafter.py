@@ -29,7 +29,6 @@ from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, give
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
-from ...engine.decoding import Decoding
 from ...errors import AdtError, Check
 from ...files import check_utf8, folded, inside, path_key, to_json, write_in
 from ...models.reading.checkpoint import Checkpoint
@@ -45,7 +44,7 @@ from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, choose_device, resolve_recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TensorBoardLogs, TrainingCallback
-from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
+from .dataset import TrainingImages, caption_file, encode, find_training_images, generate, plain_pipeline
 from .estimate import SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
 from .log import sentence, write_log
@@ -381,7 +380,8 @@ class Trainer:
             encode(self.target, [paths[missing[0]]])
             return (time.monotonic() - began) * len(missing), 0
         batch = missing[: self.plan.data.draw_batch]
-        decoding = self.decoding(batch, check)
+        prompts = [self.plan.prompts[i] for i in batch]
+        decoding = plain_pipeline(self.target, self.sampling).decoding(prompts, batch, check=check)
         seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(batch)
         return seconds, decoding.memory_required()
 
@@ -405,15 +405,6 @@ class Trainer:
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
         return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * 10**9))
 
-    def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
-        """Return a decoding that generates some of the images.
-
-        Args:
-            numbers: Indices of the images.
-            check: Called often; may raise an exception to cancel.
-        """
-        return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
-
     def create_images(self, callback: TrainingCallback) -> None:
         """Generate the missing images, or encode their files if the training data are files."""
         paths = self.plan.paths
@@ -424,10 +415,15 @@ class Trainer:
             callback.on_images(done, total)
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
-            decoding = self.decoding(numbers, callback.check)
-            for _ in decoding:
-                callback.on_images(done + decoding.done_tokens / decoding.length, total)
-            return decoding.codes
+            prompts = [self.plan.prompts[i] for i in numbers]
+            return generate(
+                self.target,
+                prompts,
+                numbers,
+                self.sampling,
+                callback.check,
+                lambda images: callback.on_images(done + images, total),
+            )
 
         self.images.fill(codes_of, self.plan.data.draw_batch)
 

@@ -36,7 +36,7 @@ from ...run.images import check_outputs
 from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, resolve_recipe
 from ...settings import BUNDLED, Sampling
-from .dataset import plain_decoding
+from .dataset import generate
 from .unroll import CHILDREN, acceptance, read
 
 
@@ -118,7 +118,7 @@ def measure(
         of positions at which the target's token is among the drafter's K most probable children.
     """
     numbers = list(range(len(prompts)))
-    codes = plain_decoding(target, prompts, numbers, sampling).run().codes
+    codes = generate(target, prompts, numbers, sampling)
     outputs = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter = drafter.to(outputs.features.dtype)
     shares = {}

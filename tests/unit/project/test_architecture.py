@@ -232,6 +232,30 @@ def test_method_names_are_compared_only_in_policies():
     assert not wrong, "\n".join(wrong)
 
 
+MAY_DECODE = {
+    "adt_core/run/runner.py": "the loop of every command, node and program",
+    "adt_core/run/race.py": "measures methods in turns",
+    "adt_core/app/diagnostics.py": "counts the operations of a round",
+    "adt_core/lab/training/estimate.py": "times the first rounds",
+    "adt_core/run/custom_generate.py": "decodes prompts that transformers has encoded",
+}
+
+
+def drives_a_decoding(node: ast.AST) -> bool:
+    """Return whether an expression or a loop runs the rounds of a decoding."""
+    if isinstance(node, ast.For):
+        return ast.unparse(node.iter) == "decoding"
+    if not isinstance(node, ast.Call):
+        return False
+    owner, _, method = ast.unparse(node.func).rpartition(".")
+    return "ecoding" in owner and method in {"run", "finished"} or ast.unparse(node) == "iter(decoding)"
+
+
+def test_images_are_decoded_by_one_loop():
+    found = {path for path, tree in SHIPPED.items() if any(map(drives_a_decoding, ast.walk(tree)))}
+    assert {path for path in found if not path.startswith("adt_core/engine/")} == set(MAY_DECODE)
+
+
 OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 """Functions and methods that open a file without checking its type."""
 MAY_OPEN = {
