@@ -162,9 +162,7 @@ def check_utf8(path: Path, named: str) -> None:
     try:
         os.fsencode(path).decode("utf-8")
     except UnicodeError:
-        raise AdtError(
-            f"{named} is not UTF-8, and safetensors can't open such paths; rename the file or folder."
-        ) from None
+        raise AdtError("file.not_utf8", path=named) from None
 
 
 def read_text(path: Path, most: int, errors: str = "strict") -> str:
@@ -331,10 +329,7 @@ def inside(folder: Path, *names: str) -> Path:
     for name in names:
         path = path / name
         if is_link(path):
-            raise AdtError(
-                f"'{path}' is a link, and files below '{folder}' are not written through links; "
-                "remove it, and run this again."
-            )
+            raise AdtError("file.is_link", path=path, folder=folder)
     return path
 
 
@@ -358,7 +353,7 @@ def refuse_links(path: Path) -> None:
     """
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
-        raise AdtError(f"'{path}' is also in another folder (a hard link); replace it with a copy, and run this again.")
+        raise AdtError("file.is_hard_link", path=path)
 
 
 def add_line(path: Path, line: str) -> None:
@@ -421,9 +416,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         default = reason(error), "allow access, or choose another place"
         problem, remedy = _WRITE_ERRORS.get(error.errno or 0, default)
-        raise AdtError(
-            f"'{path}' can't be written ({problem}); {remedy}, and run this again: finished results were kept."
-        ) from error
+        raise AdtError("file.not_writable", path=path, reason=problem, remedy=remedy) from error
 
 
 def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
+ERRORS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read_text(encoding="utf-8"))
+"""English text of errors by key. Names of settings are in backquotes, and each user interface spells them its way."""
+
 TEMPLATES = {
+    **ERRORS,
     "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
     "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued by "
     "them.",
@@ -166,18 +172,38 @@ class Message(str):
     def __getnewargs__(self) -> tuple:
         return (self.parts,)
 
+    def map(self, change: Callable[[str], str]) -> Message:
+        """Return the message with changed texts and parameters, such as without the paths of a server."""
+        return Message(
+            Part(change(text), key, {name: _mapped(value, change) for name, value in parameters.items()})
+            for text, key, parameters in self.parts
+        )
+
+
+def _mapped(value: str | int, change: Callable[[str], str]) -> str | int:
+    if isinstance(value, Message):
+        return value.map(change)
+    return change(value) if isinstance(value, str) else value
+
 
 _ONE = re.compile(r"(?<![\d.,])(?<!of )1 (draft|image|method|minute|picture|prompt|step|token)s\b")
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
-def message(key: str, **parameters: str | int) -> Message:
+def message(key: str, /, **parameters: object) -> Message:
     """Return a message with a single part. After the number 1, the English text has the singular.
 
     Args:
         key: Key in `TEMPLATES`.
+        **parameters: Values for the names in braces. A message can be a value; its final period is left out.
     """
-    text = _ONE.sub(r"1 \1", TEMPLATES[key].format(**parameters))
-    return Message([Part(text, key, parameters)])
+    values = {name: value if isinstance(value, str | int) else str(value) for name, value in parameters.items()}
+    text = _PLACE.sub(lambda place: _inside(values[place[1]]), TEMPLATES[key])
+    return Message([Part(_ONE.sub(r"1 \1", text), key, values)])
+
+
+def _inside(value: str | int) -> str:
+    return value.removesuffix(".") if isinstance(value, Message) else str(value)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:

@@ -69,7 +69,7 @@ class Option(NamedTuple):
         """
         if value is not None or self.default is not None:
             if not self.accepts(value):
-                raise AdtError(f"`{name}` is {shown(value)}; {self._requirement()}.")
+                raise AdtError("setting.invalid", input=name, value=shown(value), requirement=self._requirement())
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value is valid."""
@@ -364,7 +364,7 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
     """
     rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
     if len(rules) > 1:
-        raise AdtError("`lantern_delta` and `lantern_lambda` can't be used together; give only one.")
+        raise AdtError("lantern.both")
     lantern = Lantern.of(given)  # also checks the other values if there is no rule
     return lantern if rules else None
 

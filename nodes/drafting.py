@@ -47,10 +47,7 @@ def drafting_options(
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
     """Raise AdtError if the drafter was loaded for the weights of another model."""
     if drafter.target.decoder is not model.target.decoder:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
-            "and to this node."
-        )
+        raise AdtError("drafter.other_model")
 
 
 def own_drafter(model: LoadedModel, path: str) -> LoadedDrafter:

@@ -285,7 +285,7 @@ def _folder(name: str) -> Path:
     """
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
-        raise AdtError(f"name: '{name}' is a drafter that comes with the pack; choose another name.")
+        raise AdtError("name.taken", name=name)
     return folders.new_drafter(name)
 
 
@@ -307,4 +307,4 @@ def _naming_inputs() -> Iterator[None]:
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.with_inputs(lambda field: _INPUTS.get(field, field))) from error
+        raise error.renamed(**_INPUTS) from error

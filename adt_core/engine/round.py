@@ -403,6 +403,4 @@ def not_finite_error(target: Target) -> AdtError:
     remedy = "download its weights again, or check them with inspect"
     if dtype == "float16":
         remedy = "use bfloat16 or float32, whose range is larger"
-    return AdtError(
-        f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or NaN, so there is no image; {remedy}."
-    )
+    return AdtError("dtype.overflow", dtype=dtype, name=target.name, remedy=remedy)

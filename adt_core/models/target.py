@@ -276,8 +276,15 @@ class Target:
             problem = f"that is {resized.length} tokens, but it accepts {max_positions} including the prompt"
         if problem:
             rows, columns = resized.usual_grid
-            usual = f"{columns * side}x{rows * side}"
-            raise AdtError(f"`size` is {width}x{height}, which {self.name} does not support: {problem}; try {usual}.")
+            raise AdtError(
+                "size.unsupported",
+                width=width,
+                height=height,
+                model=self.name,
+                problem=problem,
+                usual_width=columns * side,
+                usual_height=rows * side,
+            )
         return resized
 
     @property
@@ -373,9 +380,7 @@ class Target:
             AdtError: If the model generates images only from text.
         """
         if self.lead_of is None:
-            raise AdtError(
-                f"a source image was given, but {self.name} generates images from text only; remove the source image."
-            )
+            raise AdtError("model.no_source", model=self.name)
         target = copy(self)
         target.sources = sources
         target.lead_of = None

@@ -66,17 +66,16 @@ def refuse_layout(path: Path) -> None:
     names = {path.name} if path.is_file() else {file.name for file in list_visible(path, "*")}
     kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
     if kind is not None and path.is_file():
-        raise AdtError(f"{path} is {kind}, not a model; choose the model's folder or its weights file.")
+        raise AdtError("model.other_file", path=path, kind=kind)
     if "model_index.json" in names:
-        raise AdtError(f"{path} is a diffusers folder of a diffusion model; {_OTHER_MODEL}.")
+        raise AdtError("model.diffusers", path=path)
     if any(name.lower().endswith(".gguf") for name in names):
-        raise AdtError(f"{path} is GGUF, which this version can't read; use the repository with *.safetensors.")
+        raise AdtError("model.gguf", path=path)
     if any(name.lower().endswith(".onnx") for name in names) or any(path.glob("onnx/*.onnx")):
-        raise AdtError(f"{path} is ONNX, which this version can't read; use the repository with *.safetensors.")
+        raise AdtError("model.onnx", path=path)
     is_nested = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
     if is_nested or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
-        advice = f"run `{ANOLE.command(path.parent)}` instead"
-        raise AdtError(f"{path} is in Meta's layout (consolidated.pth), as GAIR publishes Anole; {advice}.")
+        raise AdtError("model.meta", path=path, command=ANOLE.command(path.parent))
 
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
@@ -89,18 +88,17 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     part = checkpoint.config.get("_class_name")
     refuse_eagle3(checkpoint, str(path))
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
-        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or use it as `drafter`"
-        raise AdtError(f"{path} is an EAGLE drafter, not a model; {place}.")
+        raise AdtError("model.is_drafter", path=path)
     model_name = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
     other = next((reason for name, reason in _UNSUPPORTED_MODELS.items() if name in model_name), None)
     if other is not None:
-        raise AdtError(f"{path} is {other}; choose a model from docs/models.md.")
+        raise AdtError("model.other_kind", path=path, other=other)
     if part is not None:
         remedy = f"choose the complete model, {path.parent}" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
-        raise AdtError(f"{path} is part of a diffusers model ({shown(part)}); {remedy}.")
+        raise AdtError("model.part", path=path, part=shown(part), remedy=remedy)
     for pattern, kind, advice in _OTHER_CHECKPOINTS:
         if any(re.search(pattern, name) for name in checkpoint.names):
-            raise AdtError(f"{path} is {kind}, not a model that generates image tokens; {advice}.")
+            raise AdtError("model.no_tokens", path=path, kind=kind, advice=advice)
 
 
 def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
@@ -118,5 +116,4 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
     if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
-        problem = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2 drafter"
-        raise AdtError(f"{called} {problem} that was trained for the target.")
+        raise AdtError("drafter.eagle3", called=called)

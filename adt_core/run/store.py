@@ -208,7 +208,7 @@ class PngStore:
         if not problem and not is_intact(path, self.identity.of_job(job).size):
             problem = "is damaged, or has another size"
         if problem:
-            raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
+            raise AdtError("output.other_image", path=path, problem=problem, remedy=self.remedy)
         return record
 
     def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:

@@ -114,8 +114,7 @@ class Emu3Codec(Codec):
         for image_channels in (config.in_channels, config.out_channels):
             check_channels(image_channels, widths, source)
         if config.hidden_size % config.num_attention_heads:
-            problem = f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads"
-            raise AdtError(f"{source}: config.json's vq_config: {problem}; use the checkpoint's own config.json.")
+            raise AdtError("emu3.heads", source=source, hidden_size=config.hidden_size)
         model = Emu3VQVAE(config)
         self.encoder = model.encoder
         self.decoder = model.decoder
@@ -176,15 +175,14 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     source = checkpoint.path
     problem = _not_emu3_gen(checkpoint)
     if problem:
-        remedy = f"use BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
-        raise AdtError(f"{source} is {problem}; {remedy}.")
+        raise AdtError("emu3.other_model", source=source, problem=problem, command=EMU3.command(checkpoint.home))
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
         problem = f"has {len(codes)} image tokens, but its vq_config has {len(codec.codebook)} codes"
-        raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
+        raise AdtError("emu3.other_codes", source=source, problem=problem)
     cells = _PIXELS // codec.downsample
     config = with_min_positions(config, cells * (cells + 1))
     decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))

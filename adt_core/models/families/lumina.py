@@ -86,8 +86,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     """
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
     if len(set(sizes)) != 1:
-        remedy = "use the published folder name, such as Lumina-mGPT-7B-768"
-        raise AdtError(f"{checkpoint.path} does not have its image size (512, 768 or 1024) in its name; {remedy}.")
+        raise AdtError("lumina.no_size", path=checkpoint.path)
     steps = int(sizes[0]) // PIXELS
     fields = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(vq_config(fields, checkpoint.path))
@@ -104,10 +103,7 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
     """
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
-        remedy = f"use the one of Lumina-mGPT-7B-768: run `{command}`"
-        raise AdtError(
-            f"{checkpoint.folder} has no tokenizer.json, which most Lumina-mGPT repositories lack; {remedy}."
-        )
+        raise AdtError("lumina.no_tokenizer", folder=checkpoint.folder, command=command)
     return LuminaPrompter.of(target, checkpoint)
 
 

@@ -64,8 +64,7 @@ class Lumina2Prompter(LuminaPrompter):
         name = first.get("content") if isinstance(first, dict) else first
         token_id = prompter.tokenizer.token_to_id(name) if isinstance(name, str) else None
         if token_id is None:
-            problem = "tokenizer_config.json names no bos_token or eos_token that tokenizer.json has"
-            raise AdtError(f"{checkpoint.folder}: {problem}; download both again.")
+            raise AdtError("lumina2.no_tokens", folder=checkpoint.folder)
         prompter.vocabulary[cls.BOS] = token_id
         return prompter
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.errors import AdtError, missing_library, pip_install, wrap_library_errors
+from adt_core.errors import AdtError, library_error, pip_install, wrap_library_errors
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.glm_pixels import diffusers
 from adt_core.models.reading.t5 import t5_encoder
@@ -37,8 +37,9 @@ def absent(name):
     [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")],
 )
 def test_a_missing_library_is_named(name, library, package):
-    found = f"'{library}' is not installed in the Python in use; run {pip_install(package)}"
-    assert missing_library(absent(name)) == found
+    error = library_error(absent(name))
+    assert error.key == "library.missing"
+    assert error.parameters == {"library": library, "command": pip_install(package)}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,10 @@ def test_a_missing_library_is_named(name, library, package):
     ],
 )
 def test_a_broken_library_is_named(error, library):
-    reason = str(error)
-    assert (
-        missing_library(error) == f"'{library}' can't be loaded ({reason}); run {pip_install('--upgrade ' + library)}"
-    )
+    found = library_error(error)
+    command = pip_install(f"--upgrade {library}")
+    assert found.key == "library.broken"
+    assert found.parameters == {"library": library, "reason": str(error), "command": command}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_broken_library_is_named(error, library):
     [absent("adt_core.models.nothing"), RuntimeError("shapes differ"), ImportError("nothing else"), KeyError(1)],
 )
 def test_other_errors_have_other_reasons(error):
-    assert missing_library(error) == ""
+    assert library_error(error) is None
 
 
 class FailingImport(MetaPathFinder, Loader):
@@ -126,7 +127,7 @@ def test_diffusers_is_not_called_missing_if_torchvision_is_broken(monkeypatch):
 def test_a_missing_library_does_not_make_a_file_damaged():
     """Files that a library cannot read are called damaged, but not if the library lacks another one."""
     with pytest.raises(AdtError, match="'sentencepiece' is not installed .* pip install sentencepiece$"):
-        with wrap_library_errors(lambda reason: f"the file can't be read ({reason}); download it again."):
+        with wrap_library_errors("tokenizer.unreadable", file="a.json"):
             raise absent("sentencepiece")
 
 
@@ -137,7 +138,7 @@ def test_the_command_line_names_a_missing_library(monkeypatch, capsys, library):
 
     monkeypatch.setattr(cli, "parse", lambda argv: (fail, {}))
     assert cli.main(["inspect", "bundled"]) == 1
-    assert capsys.readouterr().err.strip() == f"error: {missing_library(absent(library))}"
+    assert capsys.readouterr().err.strip() == f"error: {library_error(absent(library))}"
 
 
 @pytest.mark.parametrize("library", ["numpy", "psutil"])
@@ -146,7 +147,7 @@ def test_a_process_without_a_library(tmp_path, library):
     (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('hidden', name='{library}')", encoding="utf-8")
     command = [sys.executable, ROOT / "adt.py", "generate", "--prompt", "a cat", "--output", tmp_path / "a.png"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.strip()) == (1, f"error: {missing_library(absent(library))}")
+    assert (done.returncode, done.stderr.strip()) == (1, f"error: {library_error(absent(library))}")
 
 
 @pytest.mark.parametrize("module, kind", [("tokenizers", "AdtError"), ("comfy_api", "ModuleNotFoundError")])

@@ -214,7 +214,7 @@ def test_a_panic_of_the_library_becomes_an_error():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), type("Interrupted", (BaseException,), {})()])
 def test_interrupts_are_not_converted(error):
-    with pytest.raises(type(error)), wrap_library_errors(lambda reason: reason):
+    with pytest.raises(type(error)), wrap_library_errors("tokenizer.unreadable", file="a.json"):
         raise error
 
 

@@ -65,5 +65,7 @@ def test_a_prompt_without_a_prefix_that_fits_is_skipped(pipeline):
 
 
 def test_errors_can_be_pickled():
-    error = pickle.loads(pickle.dumps(PromptTooLongError("`prompt` is too long; shorten it.")))
-    assert type(error) is PromptTooLongError and error.template == "`prompt` is too long; shorten it."
+    error = PromptTooLongError("prompt.too_long", tokens=9, model="M", limit=5)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is PromptTooLongError
+    assert (copy.key, copy.tokens, copy.limit, str(copy)) == ("prompt.too_long", 9, 5, str(error))
