@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from .errors import AdtError
+from .messages import message
 from .runtime import cached_per_runtime
 
 LARGEST_JSON = 64
@@ -33,12 +34,8 @@ LONGEST_PART = 40
 """Maximum number of characters that a file name contains of a prompt, an id or another name."""
 PART = ".adt-tree.part"
 """Suffix of a temporary file until it is renamed."""
-_WRITE_ERRORS = {
-    errno.ENOSPC: ("the disk is full", "free some space"),
-    errno.EDQUOT: ("your disk quota is used up", "free some space"),
-    errno.EFBIG: ("it exceeds the maximum file size", "raise that limit"),
-}
-"""Problem and remedy for the error message, by `errno` of an OSError."""
+_WRITE_ERRORS = {errno.ENOSPC: "file.disk_full", errno.EDQUOT: "file.quota", errno.EFBIG: "file.too_large"}
+"""Key of the error, by `errno` of an OSError."""
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 """Flags for opening a path that may not be a regular file.
 
@@ -215,7 +212,7 @@ def foreign_text(content: bytes) -> str:
             encoding = "GBK"
     if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
-    return f"not a UTF-8 text file (but probably in {encoding}, or not text)"
+    return message("text.other_encoding", encoding=encoding)
 
 
 def reason(error: Exception) -> str:
@@ -414,9 +411,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        default = reason(error), "allow access, or choose another place"
-        problem, remedy = _WRITE_ERRORS.get(error.errno or 0, default)
-        raise AdtError("file.not_writable", path=path, reason=problem, remedy=remedy) from error
+        if error.errno in _WRITE_ERRORS:
+            raise AdtError(_WRITE_ERRORS[error.errno], path=path) from error
+        raise AdtError("file.not_writable", path=path, reason=reason(error)) from error
 
 
 def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:

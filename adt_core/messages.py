@@ -14,10 +14,10 @@ ERRORS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read
 TEMPLATES = {
     **ERRORS,
     "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
-    "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued by "
-    "them.",
     "batch.folder": "The images are in {folder}.",
     "batch.kept": "{done} of {count} images kept. Press Run to continue. They are in {folder}.",
+    "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued "
+    "by them.",
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
     "benchmark.done": "{count} prompts; the results are in {folder}",
@@ -26,16 +26,16 @@ TEMPLATES = {
     "benchmark.progress": "{done} of {count} prompts, {number} of {methods} methods, now {method}",
     "benchmark.relaxed": "Changed by LANTERN: {methods}.",
     "benchmark.warm_up": "Warming up, {number} of {methods} methods, now {method}",
+    "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
+    "overflow, choose 'int8 weights'",
     "check.differs": "Same image: no ({methods}).",
     "check.faster": "About {ratio} times as fast. Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
     "check.same": "Same image: yes.",
     "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
     "check.too_slow": "This model is too slow here to compare speeds.",
-    "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
-    "overflow, choose 'int8 weights'",
-    "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} prompts "
-    "with such braces).",
+    "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} "
+    "prompts with such braces).",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
@@ -94,10 +94,10 @@ TEMPLATES = {
     "prompt.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; the prompt names "
     "nothing that it knows.",
     "prompt.single": "all but one of the {things}",
-    "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
-    "{limit}.",
-    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
-    "{model} accepts {limit}",
+    "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} "
+    "accepts {limit}.",
+    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
+    "{limit}",
     "prompts.all": "All {count} prompts.",
     "prompts.blank": "{blank} of {count} prompts are blank and were left out: {names}.",
     "prompts.columns": "These columns of the list are used by adt.py generate, but not by nodes: {columns}.",
@@ -106,34 +106,70 @@ TEMPLATES = {
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",
-    "prompts.truncated": "{some} of {count} prompts are truncated. The first, '{id}': {note}.",
     "prompts.too_long": "{count} prompts found, {long} too long for {model}.",
+    "prompts.truncated": "{some} of {count} prompts are truncated. The first, '{id}': {note}.",
     "race.interval": "95 % interval: {low} to {high}.",
     "remark.invisible": "Prompt {id}{more}: {text} contains invisible characters, which are read as part of the text.",
     "remark.lines": "Prompt {id}{more}: {text} has more than {most} lines; look for a stray quotation mark in the "
     "list.",
     "remark.more": " and {count} more",
     "remark.weight": "Prompt {id}{more}: {text} contains a weight such as (text:1.3), which is read as plain text.",
+    "remedy.chameleon_codec": "put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it: run "
+    "`{command}`",
+    "remedy.delete_file": "delete the file, or enter another name in `folder`",
+    "remedy.download": "run `{command}` ({size}; licence: {licences})",
+    "remedy.fp8": "choose 'fp8 weights' in the GLM-Image Decoder Loader",
+    "remedy.incomplete": "download it again, or choose a model with a supported architecture",
+    "remedy.int4": "choose 'int4 weights' in the Model Loader, or a smaller model",
+    "remedy.int8": "choose 'int8 weights' or 'int4 weights' in the Model Loader, or a smaller model",
+    "remedy.jacobi": "choose 'jacobi' in the Drafter Loader",
+    "remedy.llamagen_codec": "download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it: run `{command}`",
+    "remedy.movqgan": "download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it: run `{command}`",
+    "remedy.other_folder": "choose another folder, or give `overwrite` to generate all images again",
+    "remedy.smaller_image": "use a smaller image",
+    "remedy.smaller_model": "choose a smaller model",
+    "remedy.text_encoder": "download google/flan-t5-xl and put its folder, flan-t5-xl, beside it: run `{command}`",
     "report.renamed": "Saved as '{name}' in {folder}, because '{wanted}' is the report of another list.",
+    "size.aspect": "one side may be at most {most} times the other",
+    "size.fixed": "its images always have {rows} x {columns} tokens",
+    "size.multiples": "both sides must be multiples of {side}",
+    "size.range": "both sides must be from {low} to {high} pixels, and not too different",
+    "size.too_many_pixels": "it supports no more pixels than {width}x{height}",
+    "size.too_many_tokens": "that is {count} tokens, but it accepts {limit} including the prompt",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",
-    "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "
-    "is outside of that, so the image may look worse.",
+    "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; "
+    "{size} is outside of that, so the image may look worse.",
     "space": " ",
+    "stored.damaged": "is damaged, or has another size",
+    "stored.no_figures": "has damaged tokens or statistics",
+    "stored.other_value": "was made with {name} {found}, but this run has {value}",
+    "stored.other_weights": "was made with other weights, or with another version of this pack",
+    "text.docx": "a Word document, not a text file",
+    "text.ods": "an OpenDocument spreadsheet, not a text file",
+    "text.odt": "an OpenDocument text, not a text file",
+    "text.other_encoding": "not a UTF-8 text file (but probably in {encoding}, or not text)",
+    "text.xlsx": "an Excel workbook, not a text file",
+    "text.zip": "a zip archive, not a text file",
     "training.begin": "Measuring how long the training takes",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
-    "training.estimate": "The training takes about {total} min ({drawing} to generate, {learning} to train), "
-    "{memory} GiB of memory and {disk} GiB of disk.",
+    "training.estimate": "The training takes about {total} min ({drawing} to generate, {learning} to train), {memory} "
+    "GiB of memory and {disk} GiB of disk.",
     "training.estimate_seconds": "The training takes about {total} s ({drawing} to generate, {learning} to train), "
     "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.kept_images": "{done} of {count} images kept. Press Run to continue.",
     "training.kept_steps": "{steps} steps kept. Press Run to continue.",
+    "training.left": "; about {seconds} s left",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
-    "training.left": "; about {seconds} s left",
+    "weights.codec": "{model}'s image tokeniser",
+    "weights.drafter": "The drafter '{name}'",
     "weights.pageable": "The system can't pin the main memory, so a pass takes about twice as long.",
+    "weights.second_stage": "GLM-Image's second stage",
     "weights.streamed": "{resident} of {total} GiB on the GPU, the rest is streamed: about {seconds} s a pass.",
+    "weights.text_encoder": "{model}'s text encoder",
+    "weights.vae": "GLM-Image's VAE",
 }
 """English text by key. Names in braces are parameters. The translations are in `locales/LANGUAGE/main.json`."""
 

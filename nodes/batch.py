@@ -259,8 +259,7 @@ def _batch(run: Run, given: tuple[JobList, list[Job], dict[Job, str]], folder: s
     unique = digest([identity.key, [[job.prompt, job.seed, job.index] for job in whole]])[:16]
     root = Path(folder_paths.get_output_directory()) / FOLDER
     place = named_folder(root, unique, folder.strip(), run.model.target.name)
-    remedy = "delete the file, or enter another name in `folder`"
-    return Batch(PngStore(whole, place, identity, remedy=remedy, check=check_cancelled), jobs, left_out)
+    return Batch(PngStore(whole, place, identity, remedy="remedy.delete_file", check=check_cancelled), jobs, left_out)
 
 
 def _shown(folder: Path) -> str:

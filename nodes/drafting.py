@@ -93,8 +93,8 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if drafter.network is not None:
-        title = f"The drafter '{Path(path).name}'"
-        remedy = f"choose '{JACOBI}' in the Drafter Loader"
+        title = message("weights.drafter", name=Path(path).name)
+        remedy = message("remedy.jacobi")
         patcher = manage(drafter.network, title, remedy, model.target.decoder)
     if window and patcher is not None:
         drafter = with_window(drafter)

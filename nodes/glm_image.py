@@ -105,10 +105,12 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
             fp8=dtype == _FP8,
             check=check_cancelled,
         )
-        smaller = "use a smaller image"
-        remedy = smaller if dtype == _FP8 else f"choose '{_FP8}' in the GLM-Image Decoder Loader"
-        main = manage(nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), "GLM-Image's second stage", remedy)
-        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, "GLM-Image's VAE", smaller)))
+        smaller = message("remedy.smaller_image")
+        remedy = smaller if dtype == _FP8 else message("remedy.fp8")
+        main = manage(
+            nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), message("weights.second_stage"), remedy
+        )
+        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, message("weights.vae"), smaller)))
 
 
 def _transformer(name: str) -> str | None:

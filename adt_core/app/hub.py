@@ -252,7 +252,7 @@ def _refuse(head: _Head, what: str, repository: str, has_token: bool) -> None:
     if code == "GatedRepo":
         raise AdtError("hub.gated", file=what, page=page_of(repository))
     if status == 401 and has_token:
-        raise AdtError("hub.login", endpoint=endpoint(), login=_login(), file=what)
+        raise _login_error(what)
     if status in (401, 403, 404):
         raise AdtError("hub.no_access", endpoint=endpoint(), file=what, status=status)
     if status >= 400 and status != 416:
@@ -261,15 +261,15 @@ def _refuse(head: _Head, what: str, repository: str, has_token: bool) -> None:
         raise AdtError("hub.web_page", endpoint=endpoint(), file=what)
 
 
-def _login() -> str:
-    """Return where the user's token is stored, and what to do if the server does not accept it."""
+def _login_error(what: str) -> AdtError:
+    """Return the error for a token that the server does not accept. It names where the token is stored."""
     from huggingface_hub import constants, get_token
 
     saved = Path(constants.HF_TOKEN_PATH)
     with suppress(OSError, UnicodeDecodeError):
         if read_text(saved, 1).strip() == get_token():
-            return f"the login that is saved in {saved}; log in again with `hf auth login`, or delete this file"
-    return "the token in HF_TOKEN; set it to a valid token, or unset it"
+            return AdtError("hub.login_saved", endpoint=endpoint(), file=what, path=saved)
+    return AdtError("hub.token", endpoint=endpoint(), file=what)
 
 
 def _connection_error(cause: Exception, what: str) -> AdtError:

@@ -59,10 +59,10 @@ _ZIP = b"PK\x03\x04"
 _HEAD = 4096
 """Number of bytes from which the kind of a file is guessed."""
 _ZIPPED = {
-    ".docx": "a Word document",
-    ".xlsx": "an Excel workbook",
-    ".odt": "an OpenDocument text",
-    ".ods": "an OpenDocument spreadsheet",
+    ".docx": "text.docx",
+    ".xlsx": "text.xlsx",
+    ".odt": "text.odt",
+    ".ods": "text.ods",
 }
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
 MAX_ENTRIES = 1_000_000
@@ -124,8 +124,8 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0], check: Check = lambda
         entries = _parquet(path) if suffix == PARQUET else _entries(_read_text_file(path), suffix, caption)
         prompts = _collect(entries, check)
     except OSError as error:
-        kind = "a Parquet table" if suffix == PARQUET else "UTF-8 text"
-        raise AdtError("prompts.unreadable", path=path, kind=kind, reason=reason(error)) from error
+        key = "prompts.unreadable_table" if suffix == PARQUET else "prompts.unreadable"
+        raise AdtError(key, path=path, reason=reason(error)) from error
     except AdtError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -146,7 +146,7 @@ def _read_text_file(path: Path) -> str:
         head = file.read(_HEAD)
     kind = foreign_text(head)
     if head.startswith(_ZIP):
-        kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')}, not a text file"
+        kind = message(_ZIPPED.get(path.suffix.lower(), "text.zip"))
     else:
         with suppress(UnicodeDecodeError):
             text = read_text(path, LARGEST_LIST)

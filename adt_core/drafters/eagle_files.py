@@ -73,9 +73,8 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """
     refuse_eagle3(checkpoint, f"drafter {path!r}")
     ours = target.decoder.config
-    remedy = "choose a drafter that was trained for this model"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
-        raise AdtError("drafter.not_eagle", path=path, remedy=remedy)
+        raise AdtError("drafter.not_eagle", path=path)
     width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
@@ -86,11 +85,10 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
             model=target.name,
             own_width=ours.hidden_size,
             own_tokens=ours.vocab_size,
-            remedy=remedy,
         )
     drafter, entries = describe(checkpoint, ours)
     if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
-        raise AdtError("drafter.other_family", path=path, remedy=remedy, name=target.name)
+        raise AdtError("drafter.other_family", path=path, model=target.name)
     check_entries(entries, checkpoint)
     return drafter
 

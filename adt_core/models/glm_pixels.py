@@ -175,7 +175,7 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
     """Return the given path of a part, or by default the folder ``name`` next to the transformer's folder."""
     path = path or transformer.parent / name
     if not path.exists():
-        raise AdtError("glm_image.no_folder", input=name, transformer=transformer)
+        raise AdtError("glm_image.no_folder", input=name, folder=name, transformer=transformer)
     return path
 
 

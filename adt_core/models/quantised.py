@@ -63,8 +63,7 @@ def check_products(weights: str | None, verdicts: Iterable[Verdict]) -> None:
 
 
 def _int4_error(problem: str) -> AdtError:
-    triton = " (on Windows the package triton-windows)" if "Triton is not installed" in problem else ""
-    return AdtError("int4.no_kernel", triton=triton, reason=problem)
+    return AdtError("int4.no_triton" if "Triton is not installed" in problem else "int4.no_kernel", reason=problem)
 
 
 @cached_per_runtime

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import AdtError, pip_install
 from ..files import inside, is_link, opened, parse_json, read_text, to_json, write_in, write_in_with
+from ..messages import message
 from ..untrusted_tar import small_members
 from .folder_lock import FolderLock
 from .images import read_settings
@@ -191,12 +192,12 @@ class TarStore(PngStore):
             numbers = []
             for number, record in self._numbered(path):
                 if problem := self.identity.problem(record, self.jobs.job(number)):
-                    raise AdtError("webdataset.other_image", path=path, problem=problem, remedy=self.remedy)
+                    raise AdtError("webdataset.other_image", path=path, problem=problem, remedy=message(self.remedy))
                 numbers.append(number)
         except AdtError:  # a ValueError, too
             raise
         except _TAR_ERRORS as error:
-            raise AdtError("output.damaged_file", path=path, remedy=self.remedy) from error
+            raise AdtError("output.damaged_file", path=path, remedy=message(self.remedy)) from error
         return numbers
 
     def _write_index(self) -> None:

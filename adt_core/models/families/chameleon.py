@@ -143,7 +143,7 @@ FAMILY = Family(
     prompter=ChameleonPrompter.of,
     unneeded=(f"{CODEC}loss.",),
     remedies={
-        CODEC: ("put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it", CHAMELEON_CODEC),
+        CODEC: ("remedy.chameleon_codec", CHAMELEON_CODEC),
     },
     sampling=PublishedSampling(
         temperature=0.7,

@@ -159,14 +159,14 @@ def _codec_fields(values: dict, source: ConfigSource) -> dict:
 
 
 def _not_emu3_gen(checkpoint: Checkpoint) -> str:
-    """Return "" for Emu3-Gen. For other models of the series, return their name and why they are not supported."""
+    """Return "" for Emu3-Gen, and the key of an error for other models of the series."""
     vocab_size = checkpoint.config.get("vocab_size")
     if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
         if isinstance(vocab_size, int) and vocab_size > _TEXT["vocab_size"]:
-            return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
-        return "Emu3 in BAAI's own layout, which this version can't read"
+            return "emu3.version_3_5"
+        return "emu3.other_layout"
     if "chat" in checkpoint.name.lower():  # only the name distinguishes it from Emu3-Gen
-        return "Emu3-Chat, which describes images and does not generate them"
+        return "emu3.chat"
     return ""
 
 
@@ -175,14 +175,13 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     source = checkpoint.path
     problem = _not_emu3_gen(checkpoint)
     if problem:
-        raise AdtError("emu3.other_model", source=source, problem=problem, command=EMU3.command(checkpoint.home))
+        raise AdtError(problem, source=source, command=EMU3.command(checkpoint.home))
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
-        problem = f"has {len(codes)} image tokens, but its vq_config has {len(codec.codebook)} codes"
-        raise AdtError("emu3.other_codes", source=source, problem=problem)
+        raise AdtError("emu3.other_codes", source=source, count=len(codes), codes=len(codec.codebook))
     cells = _PIXELS // codec.downsample
     config = with_min_positions(config, cells * (cells + 1))
     decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))

@@ -150,7 +150,7 @@ class GlmImagePrompter(TokenPrompter):
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         if not min(grid) or not min(small_grid(grid)) or max(grid) > _MAX_SIDE:
-            return f"both sides must be from {PIXELS} to {_MAX_SIDE * PIXELS} pixels, and not too different"
+            return message("size.range", low=PIXELS, high=_MAX_SIDE * PIXELS)
         return ""
 
 

@@ -342,8 +342,8 @@ FAMILY = Family(
     prompter=prompter,
     unneeded=(f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
     remedies={
-        CODEC: ("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
-        T5: ("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
+        CODEC: ("remedy.llamagen_codec", LLAMAGEN_CODEC),
+        T5: ("remedy.text_encoder", FLAN_T5_XL),
     },
     sampling=PublishedSampling(guidance_scale=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from ...errors import AdtError
+from ...messages import message
 from ..downloads import Download, Published
 from ..family import Family
 from ..prompter import TokenPrompter
@@ -70,12 +71,12 @@ class LuminaPrompter(ChameleonPrompter):
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         rows, columns = grid
         if rows % self.CELLS or columns % self.CELLS or not min(grid):
-            return f"both sides must be multiples of {PIXELS}"
+            return message("size.multiples", side=PIXELS)
         if rows * columns > usual[0] * usual[1]:
             height, width = (side // self.CELLS * PIXELS for side in usual)
-            return f"it supports no more pixels than {width}x{height}"
+            return message("size.too_many_pixels", width=width, height=height)
         if max(grid) > MAX_ASPECT * min(grid):
-            return f"one side may be at most {MAX_ASPECT} times the other"
+            return message("size.aspect", most=MAX_ASPECT)
         return ""
 
 

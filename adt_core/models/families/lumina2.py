@@ -129,7 +129,7 @@ FAMILY = Family(
     entries=entries,
     prompter=Lumina2Prompter.of,
     unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
-    remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
+    remedies={CODEC: ("remedy.movqgan", MOVQGAN)},
     sampling=PublishedSampling(guidance_scale=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
     trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina mgpt 2", "movqgan"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import AdtError, Check
+from ...messages import message
 from .checkpoint import INCOMPLETE, Checkpoint, StoredTensor, is_finite, widened
 
 _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
@@ -102,7 +103,7 @@ def check_entries(
     """
     missing = missing_tensors(entries, checkpoint)
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        more = message("remark.more", count=len(missing) - 1) if len(missing) > 1 else ""
         fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
         remedy = next(fitting, INCOMPLETE)
         raise AdtError("tensors.missing", path=checkpoint.path, name=missing[0], more=more, remedy=remedy)

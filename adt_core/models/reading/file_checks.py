@@ -84,10 +84,9 @@ def refuse_damaged(file: Path) -> None:
     except OSError:
         return
     if first == _LFS_POINTER:
-        remedy = f"download it again, for example with `{command('download NAME')}`"
         if (file.parent / ".git").exists():
-            remedy = f"run git lfs pull in {file.parent}"
-        raise AdtError("file.is_pointer", file=file, remedy=remedy)
+            raise AdtError("file.not_pulled", file=file, folder=file.parent)
+        raise AdtError("file.is_pointer", file=file, command=command("download NAME"))
     if first.startswith(_ZIP) and _ZIP_END not in last:
         raise AdtError("file.incomplete", file=file)
 

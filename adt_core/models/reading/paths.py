@@ -42,12 +42,11 @@ def resolve(path: str | Path, role: str) -> Path:
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
         refuse_dangling(place)
-        names = "'bundled', 'jacobi'" if role == "drafter" else "'bundled'"
-        remedy = f"give {names}, a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
-            remedy = "remove the quotation marks"
-        raise AdtError("path.missing", role=role, path=path, remedy=remedy)
+            raise AdtError("path.quoted", role=role, path=path)
+        names = "'bundled', 'jacobi'" if role == "drafter" else "'bundled'"
+        raise AdtError("path.missing", role=role, path=path, names=names)
     check_utf8(place, f"{role} {str(path)!r}")
     folder = _complete_folder(place)
     if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
