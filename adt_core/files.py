@@ -212,7 +212,7 @@ def foreign_text(content: bytes) -> str:
             encoding = "GBK"
     if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
-    return message("text.other_encoding", encoding=encoding)
+    return message("kind.other_encoding", encoding=encoding)
 
 
 def reason(error: Exception) -> str:

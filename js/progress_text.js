@@ -155,7 +155,7 @@ function nodeOf(id) {
 function showError(id, text) {
   const node = nodeOf(id);
   if (!isOurs(node)) return;
-  const parts = [{ text }];
+  const { parts } = lineOf(id, text);
   lines.set(id, { text, parts, level: "error", is_lasting: true });
   write(node, translate(parts), "error");
 }

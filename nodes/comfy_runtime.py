@@ -15,12 +15,13 @@ import comfy.model_management as mm
 import comfy.utils
 import folder_paths
 from comfy.cli_args import LatentPreviewMethod, args
+from aiohttp import web
 from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.errors import one_line
-from ..adt_core.messages import Message, parts_of
+from ..adt_core.errors import one_line, substitute_inputs
+from ..adt_core.messages import ERRORS, Message, parts_of
 from ..adt_core.run.previews import Previews, PreviewSchedule
 from ..adt_core.run.resolve import Hardware, has_bfloat16
 from .log_errors import decorating
@@ -177,6 +178,31 @@ def show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     send(_LINE_EVENT, detail, tab)
     if (instance := server()) is not None:
         instance.send_progress_text(line, node_id, tab)
+
+
+def announce(error: AdtError) -> None:
+    """Send the parts of an error that the running node raises next, so that the page can translate them.
+
+    ComfyUI reports the error as plain text.
+    """
+    tab = watched()
+    if tab is not None:
+        parts = _parts(error.message.map(partial(substitute_inputs, rename=str)))
+        detail = {"node": running_node(), "text": str(error), "parts": parts, "level": "error", "is_lasting": True}
+        send(_LINE_EVENT, detail, tab)
+
+
+async def _error_texts(request: web.Request) -> web.Response:
+    return web.json_response(ERRORS)
+
+
+def serve_error_texts() -> None:
+    """Serve the English texts of errors. The page finds the key of an error by them if it was not announced.
+
+    ComfyUI reports errors of inputs, and of its own nodes that call this pack, as plain text.
+    """
+    if (instance := server()) is not None:
+        instance.routes.get("/adt_tree/errors")(_error_texts)
 
 
 def _parts(text: str) -> list[dict]:

@@ -93,7 +93,7 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if drafter.network is not None:
-        title = message("weights.drafter", name=Path(path).name)
+        title = message("title.drafter", name=Path(path).name)
         remedy = message("remedy.jacobi")
         patcher = manage(drafter.network, title, remedy, model.target.decoder)
     if window and patcher is not None:

@@ -108,9 +108,9 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         smaller = message("remedy.smaller_image")
         remedy = smaller if dtype == _FP8 else message("remedy.fp8")
         main = manage(
-            nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), message("weights.second_stage"), remedy
+            nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), message("title.second_stage"), remedy
         )
-        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, message("weights.vae"), smaller)))
+        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, message("title.vae"), smaller)))
 
 
 def _transformer(name: str) -> str | None:

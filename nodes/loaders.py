@@ -144,11 +144,11 @@ class ADTTreeModelLoader(io.ComfyNode):
         decoder = manage(target.decoder, target.name, _smaller_weights(dtype), target.decoder)
         drafter = 2 * layer_bytes(target.decoder)
         decoder.tell_expected(image_bytes(target), companion_bytes(target) + drafter)
-        codec = manage(target.codec, message("weights.codec", model=target.name), message("remedy.smaller_image"))
+        codec = manage(target.codec, message("title.codec", model=target.name), message("remedy.smaller_image"))
         text = None
         if target.text_encoder is not None:
             text = manage(
-                target.text_encoder, message("weights.text_encoder", model=target.name), message("remedy.smaller_model")
+                target.text_encoder, message("title.text_encoder", model=target.name), message("remedy.smaller_model")
             )
         loaded = LoadedModel(target, path, decoder, codec, text)
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))

@@ -59,10 +59,10 @@ _ZIP = b"PK\x03\x04"
 _HEAD = 4096
 """Number of bytes from which the kind of a file is guessed."""
 _ZIPPED = {
-    ".docx": "text.docx",
-    ".xlsx": "text.xlsx",
-    ".odt": "text.odt",
-    ".ods": "text.ods",
+    ".docx": "kind.docx",
+    ".xlsx": "kind.xlsx",
+    ".odt": "kind.odt",
+    ".ods": "kind.ods",
 }
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
 MAX_ENTRIES = 1_000_000
@@ -146,7 +146,7 @@ def _read_text_file(path: Path) -> str:
         head = file.read(_HEAD)
     kind = foreign_text(head)
     if head.startswith(_ZIP):
-        kind = message(_ZIPPED.get(path.suffix.lower(), "text.zip"))
+        kind = message(_ZIPPED.get(path.suffix.lower(), "kind.zip"))
     else:
         with suppress(UnicodeDecodeError):
             text = read_text(path, LARGEST_LIST)

@@ -186,7 +186,7 @@ class Prompter:
         Returns:
             "" if the family supports the size. Otherwise a clause for an error message that states the supported sizes.
         """
-        return "" if grid == usual else message("size.fixed", rows=usual[0], columns=usual[1])
+        return "" if grid == usual else message("limit.fixed", rows=usual[0], columns=usual[1])
 
 
 class Words(NamedTuple):
@@ -270,11 +270,11 @@ class Target:
         resized.grid = (height // side, width // side)
         resized.usual_grid = self.usual_grid or self.grid
         if height % side or width % side:
-            problem: str = message("size.multiples", side=side)
+            problem: str = message("limit.multiples", side=side)
         else:
             problem = self.prompter.check_grid(resized.grid, resized.usual_grid)
         if not problem and resized.length >= max_positions:
-            problem = message("size.too_many_tokens", count=resized.length, limit=max_positions)
+            problem = message("limit.too_many_tokens", count=resized.length, limit=max_positions)
         if problem:
             rows, columns = resized.usual_grid
             raise AdtError(

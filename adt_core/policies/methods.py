@@ -56,7 +56,7 @@ class Drafting:
             AdtError: If the method is unknown, a setting does not belong to the method, or a value is not valid.
         """
         if method not in list(POLICIES):  # a list, because the value may not be hashable
-            raise AdtError("method.unknown", method=shown(method), names=", ".join(POLICIES))
+            raise AdtError("setting.choice", input="method", value=shown(method), choices=", ".join(POLICIES))
         object.__setattr__(self, "method", method)
         self.check_options(options)
         object.__setattr__(self, "settings", self.policy.settings_type(**options))

@@ -51,7 +51,7 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
         reason = str(error).rpartition(";")[0] or str(error)  # without the remedy
         if mode == TRUNCATE and isinstance(error, PromptTooLongError) and (text := _truncate(check, prompt)):
             return FittedPrompt(text, _truncation_note(error, len(text), len(prompt)))
-        return FittedPrompt(None, f"left out: {reason}")
+        return FittedPrompt(None, message("prompt.left_out", reason=reason))
 
 
 def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:

@@ -150,7 +150,7 @@ class GlmImagePrompter(TokenPrompter):
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         if not min(grid) or not min(small_grid(grid)) or max(grid) > _MAX_SIDE:
-            return message("size.range", low=PIXELS, high=_MAX_SIDE * PIXELS)
+            return message("limit.range", low=PIXELS, high=_MAX_SIDE * PIXELS)
         return ""
 
 

@@ -71,12 +71,12 @@ class LuminaPrompter(ChameleonPrompter):
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         rows, columns = grid
         if rows % self.CELLS or columns % self.CELLS or not min(grid):
-            return message("size.multiples", side=PIXELS)
+            return message("limit.multiples", side=PIXELS)
         if rows * columns > usual[0] * usual[1]:
             height, width = (side // self.CELLS * PIXELS for side in usual)
-            return message("size.too_many_pixels", width=width, height=height)
+            return message("limit.too_many_pixels", width=width, height=height)
         if max(grid) > MAX_ASPECT * min(grid):
-            return message("size.aspect", most=MAX_ASPECT)
+            return message("limit.aspect", most=MAX_ASPECT)
         return ""
 
 
