@@ -14,8 +14,8 @@ import comfy.memory_management
 import comfy.model_management as mm
 import comfy.utils
 import folder_paths
-from comfy.cli_args import LatentPreviewMethod, args
 from aiohttp import web
+from comfy.cli_args import LatentPreviewMethod, args
 from PIL import Image
 from server import PromptServer
 

@@ -22,6 +22,7 @@ from adt_core.app.prompts import (
     slug,
 )
 from adt_core.errors import AdtError, shown
+from tests.raising import raises_key
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -83,7 +84,7 @@ def test_settings_of_single_prompts(tmp_path, name):
 )
 def test_invalid_settings_of_single_prompts(tmp_path, column, value):
     (tmp_path / "p.csv").write_text(f"prompt,{column}\na cat,{value}\n", encoding="utf-8")
-    with pytest.raises(AdtError, match=rf"row 1, column '{column}' is '{value}'; expected: .*another name"):
+    with raises_key("prompts.bad_format", reason=f"row 1, column '{column}' is '{value}'; expected: "):
         read_all(tmp_path / "p.csv")
 
 
@@ -202,7 +203,7 @@ def test_seeds_of_a_list(tmp_path):
 @pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
 def test_invalid_seeds_are_reported(tmp_path, seed):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n', encoding="utf-8")
-    with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
+    with raises_key("prompts.bad_format", path="p.jsonl"):
         read_all(tmp_path / "p.jsonl")
 
 
@@ -280,7 +281,7 @@ def test_captions_of_coco_may_be_null(tmp_path):
     captions = [{"id": 1, "image_id": 5, "caption": None}, {"id": 2, "image_id": 5, "caption": "a cat"}]
     assert listed(tmp_path, "p.json", json.dumps({"annotations": captions})) == [PromptEntry("5", "a cat")]
     captions[1]["caption"] = 3
-    with pytest.raises(AdtError, match="the caption 2 is 3, but a text was expected"):
+    with raises_key("prompts.bad_format", reason="the caption 2 is 3, but a text was expected"):
         listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
 
 
@@ -305,7 +306,7 @@ def test_empty_selections_are_reported(values, words):
 
 
 def test_a_list_of_comments_is_reported():
-    with pytest.raises(AdtError, match="there are no prompts: every line is blank or a comment"):
+    with raises_key("prompts.none"):
         select(parse_lines("# a cat\n\n# a dog"))
 
 
@@ -394,9 +395,7 @@ def test_invalid_tables_are_reported(tmp_path, text, words):
 def test_other_encodings_are_rejected(tmp_path, name, encoding):
     """UTF-16 without a byte order mark can be valid UTF-8 with null characters."""
     text = "a caf\xe9" if encoding == "latin-1" else "a cat"
-    with pytest.raises(
-        AdtError, match=rf"prompts: '.*{name}' is not a UTF-8 text file .*; save the prompts as a UTF-8 text file\.$"
-    ):
+    with raises_key("prompts.not_text", path=name, kind="kind.other_encoding"):
         listed(tmp_path, name, f"prompt\n{text}\n", encoding)
 
 
@@ -423,7 +422,7 @@ def test_other_files_are_rejected(tmp_path):
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "nul.txt").write_bytes(b"a cat\0")
     for name in ("p.txt", "p.png", "nul.txt"):
-        with pytest.raises(AdtError, match=f"'.*{name}' is not a UTF-8 text file"):
+        with raises_key("prompts.not_text", path=name):
             read_all(tmp_path / name)
 
 
@@ -460,10 +459,10 @@ def test_invalid_parquet_tables_are_reported(write_parquet, tmp_path, monkeypatc
             read_prompts(write_parquet(**columns))
     for content in (b"", b"PAR1 no table PAR1", (tmp_path / "p.parquet").read_bytes()[:-30]):
         (tmp_path / "p.parquet").write_bytes(content)
-        with pytest.raises(AdtError, match="prompts: .*p.parquet'"):
+        with raises_key("prompts.bad_format", path="p.parquet"):
             read_prompts(tmp_path / "p.parquet")
     monkeypatch.setattr("adt_core.app.parquet.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AdtError, match="p.parquet' needs the package pyarrow, .*-m pip install pyarrow"):
+    with raises_key("prompts.no_pyarrow", path="p.parquet", command="-m pip install pyarrow"):
         read_prompts(tmp_path / "p.parquet")
 
 
@@ -528,7 +527,7 @@ def test_long_lists_start_soon_and_need_little_memory(tmp_path, suffix):
 def test_a_seed_without_its_last_digits_is_refused(tmp_path, seed):
     """Spreadsheets and floating-point columns round large numbers; the image would have another seed than was meant."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a cat", "seed": seed}), encoding="utf-8")
-    with pytest.raises(AdtError, match="line 1, key 'seed' is .*has lost its last digits; store the column as text"):
+    with raises_key("prompts.bad_format", reason="has lost its last digits; store the column as text"):
         read_all(tmp_path / "a.jsonl")
 
 

@@ -18,6 +18,7 @@ from adt_core.memory_limit import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import new_decoding, run
+from tests.raising import raises_key
 
 TREE = Drafting("eagle2", depth=3, width=2, drafts=6)
 FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
@@ -240,11 +241,11 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
 
 def test_invalid_requests(models):
     target, _ = models
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         new_decoding(target, [])
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         run(target, batch_size=0)
-    with pytest.raises(AdtError, match="needs a drafter"):
+    with raises_key("method.needs_drafter"):
         new_decoding(target, [[0]])
 
 
@@ -281,7 +282,7 @@ def test_requests_without_prompts_or_with_some_negative_prompts_are_refused(mode
     """A negative prompt for one of two images would guide both images by the wrong rows."""
     target, _ = models
     prompts = [target.encode_prompt("a cat"), target.encode_prompt("a dog")]
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         new_decoding(target, [], drafting=Drafting(PLAIN))
-    with pytest.raises(AdtError, match="1 negative prompts were given for 2 prompts; give one for each, or none."):
+    with raises_key("request.lengths", count=1, images=2):
         new_decoding(target, prompts, drafting=Drafting(PLAIN), negatives=prompts[:1])

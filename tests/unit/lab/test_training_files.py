@@ -21,6 +21,7 @@ from adt_core.lab.training.features import Features
 from adt_core.lab.training.run import Run, initialise
 from adt_core.lab.training.save import drafter_tensors, write_checkpoint
 from adt_core.models.config import DecoderConfig
+from tests.raising import raises_key
 
 SHAPE = (2, 4)
 NUM_CODES = 8
@@ -62,9 +63,7 @@ def test_damaged_checkpoints(tmp_path, odd):
         path.write_bytes(odd)
     else:
         path.write_bytes(checkpoint.to_bytes({**valid, **odd} if odd and isinstance(odd, dict) else odd))
-    with pytest.raises(
-        AdtError, match="checkpoint.safetensors' is damaged, or belongs to another run .*; delete it to start again"
-    ):
+    with raises_key("checkpoint.other_run", path="checkpoint.safetensors"):
         new_run(path)
 
 
@@ -74,7 +73,7 @@ def test_cached_features(tmp_path):
     features = Features(tmp_path, 0)
     assert features.get([0], [0], torch.device("cpu")).shape == (1, 4, 8)
     for numbers, pads in (([1], [0]), ([0], [0, 0])):
-        with pytest.raises(AdtError, match=f"'{tmp_path}' holds a damaged file .*; delete it, and start again"):
+        with raises_key("features.damaged", folder=tmp_path):
             features.get(numbers, pads, torch.device("cpu"))
 
 

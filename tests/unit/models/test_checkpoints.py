@@ -10,6 +10,7 @@ from adt_core import AdtError, load_target
 from adt_core.app.inspect import inspect
 from tests.layouts import janus, llamagen
 from tests.layouts.edits import edit_config, edit_tensors
+from tests.raising import raises_key
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
 def test_lumina_requires_its_size_token(copied):
     """The name of the folder selects images of 1024 x 1024 pixels, so the loader requires the token for this size."""
     path = copied("lumina")
-    with pytest.raises(AdtError, match="reserved08832"):
+    with raises_key("tokens.missing", missing="reserved08832"):
         load_target(path.rename(path.with_name("Lumina-mGPT-7B-1024")))
 
 
@@ -250,7 +251,7 @@ def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
     file.parent.mkdir(exist_ok=True)
     torch.save({"state_dict": {**codec, "loss.logvar": torch.zeros(())}}, file)
     if place == "beside":
-        with pytest.raises(AdtError, match="put vqgan.ckpt of Chameleon"):
+        with raises_key("tensors.missing", remedy="remedy.chameleon_codec"):
             load_target(path)
         return
     codes = torch.arange(36).view(1, 6, 6)

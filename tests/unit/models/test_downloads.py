@@ -1,7 +1,6 @@
 """Tests of error messages for models that are missing, incomplete or unsupported."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from adt_core.run.checkpoints import default_drafter
 from tests.layouts.edits import edit_config, error_of
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 TO_GET = [row for row in published() if row.downloads]
@@ -67,7 +67,7 @@ def test_lumina_without_a_tokenizer(tmp_path, version):
     folder = write_lumina(tmp_path / f"Lumina-mGPT-7B-{version}", size_tokens=33)
     (folder / "tokenizer.json").unlink()
     run = command(f"download Lumina-mGPT-7B-{version} --to", tmp_path)
-    with pytest.raises(AdtError, match="has no tokenizer.json.*use the one of Lumina-mGPT-7B-768") as raised:
+    with raises_key("lumina.no_tokenizer") as raised:
         load_target(folder)
     (found,) = inspect(str(folder))
     assert run in str(raised.value) and run in found["to_do"][0]
@@ -77,7 +77,7 @@ def test_lumina_without_its_codec(tmp_path):
     folder = write_lumina(tmp_path / "models" / "Lumina-mGPT-7B-768")
     (tmp_path / "models" / "vqgan.ckpt").unlink()
     run = command("download Anole-7b-v0.1-vqvae-hf --to", tmp_path / "models")
-    with pytest.raises(AdtError, match=re.escape(f"run `{run}`")):
+    with raises_key("tensors.missing", remedy=f"run `{run}`"):
         load_target(folder)
 
 
@@ -125,12 +125,10 @@ def test_git_lfs_pointers(tmp_path, name):
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
-    with pytest.raises(
-        AdtError, match=rf"{name} is a Git LFS pointer.*download it again, for example with `.* download NAME`"
-    ):
+    with raises_key("file.is_pointer", file=name):
         load_target(folder)
     (tmp_path / ".git").rename(folder / ".git")
-    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
+    with raises_key("file.not_pulled", file=name, folder=folder):
         load_target(folder)
 
 

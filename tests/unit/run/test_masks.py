@@ -10,6 +10,7 @@ from PIL import Image
 
 from adt_core import AdtError, Pipeline, cli
 from adt_core.run.masks import generated_cells, kept_of, upper_part_kept
+from tests.raising import raises_key
 
 HOLE = (slice(4, 10), slice(5, 12))
 
@@ -73,7 +74,7 @@ def test_hostile_masks(mask, words):
 
 def test_an_empty_mask_generates_nothing(pipeline, picture):
     assert not generated_cells(torch.zeros(8, 8), (4, 4), "mask").any()
-    with pytest.raises(AdtError, match="mask is empty"):
+    with raises_key("mask.empty_input"):
         pipeline.keep(picture[1], torch.zeros(8, 8))
 
 
@@ -149,7 +150,7 @@ def test_the_mask_is_not_overwritten(picture, capsys):
 
 
 def test_several_masks_for_one_image_are_refused(pipeline, picture):
-    with pytest.raises(AdtError, match="mask has 2 masks for one image; give one mask."):
+    with raises_key("mask.several", count=2):
         pipeline.keep(picture[1], torch.ones(2, 8, 8))
 
 

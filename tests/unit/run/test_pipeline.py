@@ -24,6 +24,7 @@ from adt_core.run.pipeline import FIXED
 from adt_core.run.previews import BLANK
 from adt_core.run.store import Identity
 from adt_core.runtime import get_runtime
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,7 +82,7 @@ def test_options_of_a_pipeline_made_of_loaded_models_replace_its_recipe(pipe):
     made = Pipeline(pipe.target, Recipe(Sampling(seed=3), Drafting("adt-tree", depth=2)), pipe.drafter)
     changed = made.with_options(method="no-drafting", temperature=0.5).recipe
     assert changed.sampling == Sampling(seed=3, temperature=0.5) and changed.drafting.method == "no-drafting"
-    with pytest.raises(AdtError, match="depth"):
+    with raises_key("method.no_option", input="depth"):
         made.with_options(method="no-drafting", depth=2)
 
 
@@ -148,7 +149,7 @@ def test_invalid_values_in_a_png_are_refused(pipe, folder, tmp_path, name, value
     """Anybody may have written the PNG."""
     png = to_png(torch.zeros(3, 8, 8), {**pipe.settings("a boat"), name: value})
     (tmp_path / "a.png").write_bytes(png)
-    with pytest.raises(AdtError, match=f"a.png has {name} .*, which is not valid; generate a new image instead."):
+    with raises_key("png.bad_value", path="a.png", name=name):
         Pipeline.from_png(tmp_path / "a.png", "cpu", model=folder)
 
 
@@ -157,7 +158,7 @@ def test_options_replace_those_of_a_png(pipe, folder, tmp_path):
     result.save(tmp_path / "boat.png")
     again = Pipeline.from_png(tmp_path / "boat.png", "cpu", model=folder, method="no-drafting")
     assert again.tokens.equal(result.tokens) and again.record["method"] == "no-drafting"
-    with pytest.raises(AdtError, match="There is no option 'metod'"):
+    with raises_key("option.unknown", name="'metod'"):
         Pipeline.from_png(tmp_path / "boat.png", "cpu", model=folder, metod="no-drafting")
 
 

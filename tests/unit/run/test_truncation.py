@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from adt_core import Pipeline
-from adt_core.errors import AdtError, PromptTooLongError
+from adt_core.errors import PromptTooLongError
 from adt_core.run.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
+from tests.raising import raises_key
 
 LONG = "a red house behind a blue lake, " * 60
 
@@ -23,9 +24,9 @@ def test_a_prompt_that_fits_is_unchanged(pipeline, mode):
 
 
 def test_invalid_prompts_raise_an_error(pipeline):
-    with pytest.raises(PromptTooLongError, match=r"Prompt too long: \d+ tokens; .* accepts \d+; shorten it"):
+    with raises_key("prompt.too_long"):
         fit_prompt(pipeline.check_prompt, LONG, RAISE)
-    with pytest.raises(AdtError, match="empty"):
+    with raises_key("prompt.empty"):
         fit_prompt(pipeline.check_prompt, "", RAISE)
 
 
