@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import AdtError, naming_missing_libraries
+from ...messages import message
 from ...untrusted import SWITCH
 from ..downloads import Download, Published
 from ..family import Family, model_type
@@ -82,11 +83,11 @@ class Emu3Prompter(TokenPrompter):
         """
         rows, columns = grid
         if not min(grid):
-            return "both sides must be at least one token"
+            return message("limit.one_token")
         if (rows - 0.5) * (columns - 0.5) <= usual[0] * usual[1]:
             return ""
-        most = f"it supports about as many tokens as {usual[0]} x {usual[1]}"
-        return f"{most}, but this size has {rows} x {columns}"
+        most = {"most_rows": usual[0], "most_columns": usual[1]}
+        return message("limit.tokens", rows=rows, columns=columns, **most)
 
 
 class Emu3Codec(Codec):

@@ -210,8 +210,9 @@ def test_records_and_codes_must_be_regular_files(pack_folder, kind):
     with raises_key("benchmark.unreadable", path=RUNS):
         open_records(pack_folder, {"prompts": [], "methods": {}})
     at(pack_folder / "codes.npy", kind)
-    with pytest.raises(AdtError, match="codes.npy"):
+    with pytest.raises(AdtError) as raised:  # the error depends on the kind of file
         TrainingImages(pack_folder / "codes.npy", ["a cat"], 4, 8)
+    assert "codes.npy" in raised.value.parameters["path"]
     at(pack_folder / "0.safetensors", kind)
     assert Features(pack_folder, 0).get([0], [0], torch.device("cpu")) is None
 

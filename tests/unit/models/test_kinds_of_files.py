@@ -188,12 +188,9 @@ def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
 def test_other_content_is_reported_by_the_files_name(tmp_path, content):
-    for name, words in (
-        (WEIGHTS, "is not a complete safetensors file"),
-        ("a.pt", "is a pickle that is damaged or contains more"),
-    ):
+    for name, key in ((WEIGHTS, "safetensors.incomplete"), ("a.pt", "pickle.refused")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(AdtError, match=f"{name} {words}"):
+        with raises_key(key, file=name):
             Checkpoint(tmp_path / name)
 
 
@@ -225,10 +222,9 @@ def three_features(tensors: dict) -> dict:
 def test_a_drafter_of_eagle_3(target, drafter, layout):
     model = load_target(target)
     save_file(layout(load_file(drafter / WEIGHTS)), drafter / WEIGHTS)
-    expected = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2"
-    with pytest.raises(AdtError, match=f"drafter '.*' {expected}"):
+    with raises_key("drafter.eagle3", called="drafter '"):
         load_drafter(drafter, model)
-    assert f"{drafter} {expected}" in error_of(drafter)
+    assert f"{drafter} is an EAGLE-3 drafter" in error_of(drafter)
 
 
 # ---- links -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.errors import AdtError, library_error, pip_install, wrap_library_errors
+from adt_core.errors import library_error, pip_install, wrap_library_errors
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.glm_pixels import diffusers
 from adt_core.models.reading.t5 import t5_encoder
@@ -108,10 +108,9 @@ def test_a_torchvision_for_another_pytorch_is_named(without_torchvision, make):
 
     The command names the version of PyTorch. Otherwise pip may replace PyTorch.
     """
-    with pytest.raises(AdtError) as caught:
-        make()
     command = pip_install(f"--upgrade torchvision {TORCH}")
-    assert str(caught.value) == f"'torchvision' can't be loaded ({NMS}); run {command}"
+    with raises_key("library.broken", library="torchvision", reason=NMS, command=command):
+        make()
 
 
 def test_diffusers_is_not_called_missing_if_torchvision_is_broken(monkeypatch):

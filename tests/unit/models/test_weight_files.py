@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adt_core import AdtError, load_drafter, load_target
+from adt_core import load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import resolve, weight_files
@@ -112,15 +112,15 @@ def test_an_index_has_priority_over_a_file_named_model(tmp_path):
             "pytorch_model_a.bin, pytorch_model_b.bin",
             "pytorch_model.bin",
         ),
-        ([f"{letter}.safetensors" for letter in "abcdef"], "a.*, d.safetensors and 2 more", "model.safetensors"),
+        ([f"{letter}.safetensors" for letter in "abcdef"], "d.safetensors and 2 more", "model.safetensors"),
     ],
     ids=range(5),
 )
 def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
     put(tmp_path, *names)
-    advice = f"keep only one set in the folder, or rename the right file to {remedy}"
-    with pytest.raises(AdtError, match=rf"contains several sets of weights \({found}\).*; {advice}"):
+    with raises_key("weights.several_sets", names=found) as raised:
         weight_files(tmp_path)
+    assert str(raised.value).endswith(f"rename the right file to {remedy}.")
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,8 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
     folder = write_emu3(tmp_path / "target")
     name = min(load_file(folder / ONE))
     save_file({**load_file(folder / TWO), name: torch.zeros(1)}, folder / TWO)
-    message = f"{folder / ONE} and {folder / TWO} both contain the tensor '{name}'"
-    with pytest.raises(AdtError) as raised:
+    with raises_key("tensor.two_files", file=folder / ONE, other=folder / TWO, tensor=name):
         load_target(folder)
-    assert message in str(raised.value) and "keep only the files of one model in the folder" in str(raised.value)
     (folder / INDEX).unlink()
     with raises_key("tensor.two_files"):
         load_target(folder)

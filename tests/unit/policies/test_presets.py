@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adt_core import AdtError, Lantern
+from adt_core import Lantern
 from adt_core.lab import paper
 from adt_core.lab.presets import PRESETS, find_preset, listed, presets, read_methods
 from adt_core.models.load import BUNDLED_SAMPLING
@@ -83,19 +83,19 @@ def test_methods_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, key, values",
     [
-        ("magic", "unknown"),
-        ("no-drafting+lantern", "unknown"),
-        ("adt-tree:magic=1", "unknown setting 'magic'"),
-        ("adt-tree:depth=deep", "must be of type int"),
-        ("adt-tree:depth=0", "depth is 0"),
-        ("eagle2:beta=0.5", "unknown setting 'beta'"),
-        ("adt-tree:lantern_delta=0.5", "lantern_delta"),
+        ("magic", "methods.unknown", {"name": "'magic'"}),
+        ("no-drafting+lantern", "methods.unknown", {"name": "'no-drafting+lantern'"}),
+        ("adt-tree:magic=1", "methods.unknown_setting", {"option": "'magic'"}),
+        ("adt-tree:depth=deep", "methods.wrong_type", {"kind": "int"}),
+        ("adt-tree:depth=0", "setting.whole_number", {"input": "depth", "value": "0"}),
+        ("eagle2:beta=0.5", "methods.unknown_setting", {"option": "'beta'"}),
+        ("adt-tree:lantern_delta=0.5", "methods.unknown_setting", {"option": "'lantern_delta'"}),
     ],
 )
-def test_wrong_methods(name, words):
-    with pytest.raises(AdtError, match=words):
+def test_wrong_methods(name, key, values):
+    with raises_key(key, **values):
         find_preset(name, PRESETS, None)
 
 

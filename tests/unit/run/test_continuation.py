@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, cli
+from adt_core import cli
 from adt_core.app.args import ImageToImageArgs
 from adt_core.app.continuation import check_args, open_rgb, prefix_length, source_codes, to_pixels
 from adt_core.run.images import to_rgb
@@ -35,10 +35,11 @@ def test_shares_are_rounded_to_tokens(keep, left, tokens):
 
 
 @pytest.mark.parametrize(
-    "keep, left, words", [(float("nan"), 0, "keep is nan"), (1.1, 0, "keep is 1.1"), (0, -0.1, "keep_left is -0.1")]
+    "keep, left, name, value",
+    [(float("nan"), 0, "keep", "nan"), (1.1, 0, "keep", "1.1"), (0, -0.1, "keep_left", "-0.1")],
 )
-def test_invalid_shares(keep, left, words):
-    with pytest.raises(AdtError, match=words):
+def test_invalid_shares(keep, left, name, value):
+    with raises_key("keep.not_a_share", input=name, value=value):
         prefix_length((8, 8), keep, left)
 
 
@@ -118,12 +119,8 @@ def test_floating_point_is_scaled(tmp_path, value, byte):
 )
 def test_values_out_of_range_are_reported(tmp_path, values, found):
     Image.fromarray(values).save(tmp_path / "a.tif")
-    with pytest.raises(AdtError) as caught:
+    with raises_key("image.unreadable", input="continue_from", path=tmp_path / "a.tif", reason=found):
         open_rgb(tmp_path / "a.tif", "continue_from")
-    assert str(caught.value) == (
-        f"continue_from: '{tmp_path / 'a.tif'}' can't be read as an image (its grey values are {found}: save it with "
-        "8 bits per channel)."
-    )
 
 
 @pytest.mark.parametrize(

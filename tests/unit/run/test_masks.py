@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Pipeline, cli
+from adt_core import Pipeline, cli
 from adt_core.run.masks import generated_cells, kept_of, upper_part_kept
 from tests.raising import raises_key
 
@@ -57,18 +57,19 @@ def test_values_are_limited():
 
 
 @pytest.mark.parametrize(
-    "mask, words",
+    "mask, key",
     [
-        (torch.full((8, 8), float("nan")), "not a number"),
-        (torch.full((8, 8), float("inf")), "infinite"),
-        (torch.ones(8), r"shape \[8\]"),
-        (torch.ones(1, 3, 8, 8), r"shape \[1, 3, 8, 8\]"),
-        (torch.ones(0, 8, 8), r"shape \[0, 8, 8\]"),
-        (torch.ones(1, 1, 1, 8, 8), r"shape \[1, 1, 1, 8, 8\]"),
+        (torch.full((8, 8), float("nan")), "mask.not_finite"),
+        (torch.full((8, 8), float("inf")), "mask.not_finite"),
+        (torch.ones(8), "mask.shape"),
+        (torch.ones(1, 3, 8, 8), "mask.shape"),
+        (torch.ones(0, 8, 8), "mask.shape"),
+        (torch.ones(1, 1, 1, 8, 8), "mask.shape"),
     ],
 )
-def test_hostile_masks(mask, words):
-    with pytest.raises(AdtError, match=words):
+def test_hostile_masks(mask, key):
+    values = {"shape": str(list(mask.shape))} if key == "mask.shape" else {}
+    with raises_key(key, **values):
         generated_cells(mask, (4, 4), "mask")
 
 

@@ -1,12 +1,10 @@
 """Tests of lists with invalid prompts: such a prompt must raise an error, be truncated, or be skipped with a note."""
 
-import pickle
 from dataclasses import replace
 
 import pytest
 
 from adt_core import Pipeline
-from adt_core.errors import PromptTooLongError
 from adt_core.run.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
 from tests.raising import raises_key
 
@@ -47,7 +45,7 @@ def test_a_long_prompt_is_truncated_to_the_longest_prefix(pipeline, prompt):
         further = further[: further.index(" ", 1)]
     else:
         further = further[:1]
-    with pytest.raises(PromptTooLongError):
+    with raises_key("prompt.too_long"):
         pipeline.check_prompt(text + further)
 
 
@@ -63,10 +61,3 @@ def test_invalid_prompts_are_skipped_with_a_note(pipeline, prompt, mode, reason)
 def test_a_prompt_without_a_prefix_that_fits_is_skipped(pipeline):
     crowded = replace(pipeline, recipe=replace(pipeline.recipe, suffix=LONG))
     assert fit_prompt(crowded.check_prompt, "a red house", TRUNCATE).text is None
-
-
-def test_errors_can_be_pickled():
-    error = PromptTooLongError("prompt.too_long", tokens=9, model="M", limit=5)
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is PromptTooLongError
-    assert (copy.key, copy.tokens, copy.limit, str(copy)) == ("prompt.too_long", 9, 5, str(error))
