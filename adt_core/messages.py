@@ -192,7 +192,9 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 
 def message(key: str, /, **parameters: object) -> Message:
-    """Return a message with a single part. After the number 1, the English text has the singular.
+    """Return a message with a single part. After the number 1, an English message has the singular.
+
+    Errors keep the words of their template, because the page finds their keys by these words.
 
     Args:
         key: Key in `TEMPLATES`.
@@ -200,7 +202,7 @@ def message(key: str, /, **parameters: object) -> Message:
     """
     values = {name: value if isinstance(value, str | int) else str(value) for name, value in parameters.items()}
     text = _PLACE.sub(lambda place: _inside(values[place[1]]), TEMPLATES[key])
-    return Message([Part(_ONE.sub(r"1 \1", text), key, values)])
+    return Message([Part(text if key in ERRORS else _ONE.sub(r"1 \1", text), key, values)])
 
 
 def _inside(value: str | int) -> str:

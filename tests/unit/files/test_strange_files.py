@@ -141,7 +141,7 @@ def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
 def test_the_folder_of_a_list_must_not_be_a_link(pack_folder, secret, name):
     folder = named_folder(pack_folder, "key", name, "model")
     folder.symlink_to(secret.parent)
-    with raises_key("file.is_link", folder=folder):
+    with raises_key("file.is_link", path=folder):
         named_folder(pack_folder, "key", name, "model")
 
 

@@ -157,7 +157,7 @@ WRONG = {
             "tensor.wrong_shape",
             {"name": DOWN, "stored": (64, 95), "shape": (64, 96)},
         ),
-        "two missing tensors": (tensors(lose_two), "tensors.missing", {"more": " and 1 more"}),
+        "two missing tensors": (tensors(lose_two), "tensors.missing", {"more": "and 1 more"}),
         "no tokenizer": (without("tokenizer.json"), "tokenizer.missing", {}),
     },
     "lumina-mgpt-2": {
