@@ -130,7 +130,7 @@ def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
         (["a-1-of-3.safetensors", "a-3-of-3.safetensors"], "a-2-of-3.safetensors"),
         ([ONE, "zzz.safetensors"], TWO),
         (["pytorch_model-00002-of-00002.bin"], "pytorch_model-00001-of-00002.bin"),
-        (["a-00001-of-99999.safetensors"], "a-00002-of-99999.safetensors, .* and 99994 more"),
+        (["a-00001-of-99999.safetensors"], "a-00005-of-99999.safetensors and 99994 more"),
     ],
     ids=range(5),
 )
