@@ -99,11 +99,6 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
-/** The English templates of this pack's errors, by key. */
-export async function fetchErrorTexts() {
-  return (await api.fetchApi("/adt_tree/errors")).json();
-}
-
 /** Open a workflow template of a pack, which the server finds by the template's name, under a title. */
 export async function openTemplate(name, title = name) {
   const packs = await (await api.fetchApi("/workflow_templates")).json();

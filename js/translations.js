@@ -3,15 +3,7 @@
  * This file translates the values of combo inputs and the messages of the server.
  */
 
-import {
-  fetchErrorTexts,
-  fetchTranslations,
-  isOurs,
-  language,
-  registerExtension,
-  setLabels,
-  widgetsOf,
-} from "./comfy.js";
+import { fetchTranslations, isOurs, language, registerExtension, setLabels, widgetsOf } from "./comfy.js";
 import { setTemplates } from "./messages.js";
 import { own } from "./own.js";
 
@@ -30,12 +22,7 @@ registerExtension({
     const names = Object.values(nodes).flatMap(({ inputs }) => Object.entries(inputs ?? {}));
     const { messages = {}, errors = {} } = texts?.adtTree ?? {};
     controls = texts?.adtTree?.seeds;
-    setTemplates(
-      messages,
-      await fetchErrorTexts(),
-      errors,
-      Object.fromEntries(names.map(([id, { name }]) => [id, name])),
-    );
+    setTemplates(messages, errors, Object.fromEntries(names.map(([id, { name }]) => [id, name])));
   },
 
   /** Translate the displayed labels, not the values. Workflows then have the same values in all languages. */

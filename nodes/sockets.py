@@ -16,7 +16,7 @@ from ..adt_core import AdtError, Sampling, Target
 from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
-from .comfy_runtime import announce, tell, without_roots
+from .comfy_runtime import announce, tell, watched, without_roots
 from .schema import NUMBERS, default, input_ids
 
 ModelSocket = io.Custom("ADT_MODEL")
@@ -151,7 +151,7 @@ def checked(function: Callable) -> Callable:
             result = function(*args, **inputs)
         except AdtError as error:
             error.args = (error.message.map(without_roots),)
-            announce(error)
+            announce(error, watched())
             raise
         return with_warning(args[0], result) if args else result
 

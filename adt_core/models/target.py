@@ -277,15 +277,9 @@ class Target:
             problem = message("limit.too_many_tokens", count=resized.length, limit=max_positions)
         if problem:
             rows, columns = resized.usual_grid
-            raise AdtError(
-                "size.unsupported",
-                width=width,
-                height=height,
-                model=self.name,
-                problem=problem,
-                usual_width=columns * side,
-                usual_height=rows * side,
-            )
+            usual = f"{columns * side}x{rows * side}"
+            size = f"{width}x{height}"
+            raise AdtError("size.unsupported", size=size, model=self.name, problem=problem, usual=usual)
         return resized
 
     @property

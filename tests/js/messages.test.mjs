@@ -3,13 +3,11 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { setTemplates, translate } from "../../js/messages.js";
 
-const read = (path) => JSON.parse(readFileSync(new URL(`../../${path}`, import.meta.url), "utf8"));
-const CHINESE = read("locales/zh/main.json");
-const ENGLISH = read("adt_core/errors.json");
+const CHINESE = JSON.parse(readFileSync(new URL("../../locales/zh/main.json", import.meta.url), "utf8"));
 
 /** The text of a message in Chinese. */
 function chinese(parts) {
-  setTemplates(CHINESE.adtTree.messages, ENGLISH, CHINESE.adtTree.errors, { filter: "筛选", keep_top: "保留上部" });
+  setTemplates(CHINESE.adtTree.messages, CHINESE.adtTree.errors, { filter: "筛选", keep_top: "保留上部" });
   const text = translate(parts);
   setTemplates({});
   return text;
@@ -52,43 +50,21 @@ test("a parameter that is a message is translated, too", () => {
   assert.equal(chinese([part]), "4 种方法中的 1 种，正在检查 不起草 (depth=5)");
 });
 
-test("an error is found by its English text, and its parts and inputs are translated, too", () => {
-  const long = "Prompt too long: 9 tokens; the bundled model accepts 5; shorten it";
-  const error = `prompts: that with the id '7': ${long}, or set invalid_prompts to 'truncate' or 'skip'.`;
+test("an error in an error is translated, and the names of inputs", () => {
+  const parameters = { tokens: 9, model: "the bundled model", limit: 5 };
+  const long = [
+    { text: "Prompt too long: 9 tokens; the bundled model accepts 5; shorten it.", key: "prompt.too_long", parameters },
+  ];
+  const error = { text: "prompts: ...", key: "prompts.one_invalid", parameters: { id: "7", error: long } };
   const translated = "提示词太长：9 个 token；内置模型 最多接受 5 个；请缩短它";
-  assert.equal(
-    chinese([{ text: error }]),
-    `提示词：编号为“7”的提示词：${translated}，或将“无效提示词”设为“截短”或“跳过”。`,
-  );
+  assert.equal(chinese([error]), `提示词：编号为“7”的提示词：${translated}，或将“无效提示词”设为“截短”或“跳过”。`);
+  const value = { text: "filter: 5 arrived", key: "input.unusable", parameters: { input: "filter", value: "5" } };
+  assert.equal(chinese([value]), "筛选：收到 5，此输入无法使用；请为它连接节点。");
+});
+
+test("a sentence of ComfyUI is found by its English text", () => {
   assert.equal(chinese([{ text: "Value 5 bigger than max of 1.0: keep_top" }]), "保留上部：5 大于最大值 1.0");
   assert.equal(chinese([{ text: "Value 5 bigger than max of 1: constructor" }]), "constructor：5 大于最大值 1");
-});
-
-test("an error that is quoted without its remedy is found, too", () => {
-  const reason = "Prompt too long: 9 tokens; the bundled model accepts 5";
-  const part = { text: `left out: ${reason}`, key: "prompt.left_out", parameters: { reason } };
-  assert.equal(chinese([part]), "略去：提示词太长：9 个 token；内置模型 最多接受 5 个");
-});
-
-test("a setting may have the name of an input, and a value may be repeated", () => {
-  assert.equal(
-    chinese([{ text: "file: 'a.txt' is empty; write one prompt per line." }]),
-    "提示词：“a.txt”为空；请每行写一个提示词。",
-  );
-  const lengths =
-    "filter: 2 filter arrived for 3 prompts; connect both from the same ADT-Tree Prompts node, or no filter.";
-  assert.match(chinese([{ text: lengths }]), /^筛选：收到 2 个值，但有 3 个提示词；/);
-});
-
-test("every error is found by its English text, and translated", () => {
-  const filled = (text) => text.replace(/\{(\w+)\}/g, "<$1>");
-  setTemplates(CHINESE.adtTree.messages, ENGLISH);
-  for (const [key, text] of Object.entries(ENGLISH)) {
-    const sentence = filled(text.replace(/`(\w+|\{\w+\})`/g, "$1"));
-    if (sentence.replace(/<\w+>/g, "").length > 6)
-      assert.equal(translate([{ text: sentence }]), filled(CHINESE.adtTree.messages[key]), key);
-  }
-  setTemplates({});
 });
 
 test("names that every object inherits are neither keys nor parameters", () => {

@@ -230,18 +230,18 @@ def _read_pickle(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file written by ``torch.save``."""
     if file.suffix == ".safetensors":  # torch.load would read it as a safetensors file
         name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
-        raise AdtError("pickle.wrong_name", file=file, name=name)
+        raise AdtError("pickled.wrong_name", file=file, name=name)
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
-        raise AdtError("pickle.unsafe", file=file, version=torch.__version__, needed=SAFE_PICKLES)
+        raise AdtError("pickled.unsafe", file=file, version=torch.__version__, needed=SAFE_PICKLES)
     try:
         loaded = _unpickled(file)
     except Exception as error:  # torch raises many types of exceptions
-        raise AdtError("pickle.refused", file=file) from error
+        raise AdtError("pickled.refused", file=file) from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
     if not named or not all(map(_is_dense, loaded.values())):
-        raise AdtError("pickle.not_flat", file=file)
+        raise AdtError("pickled.not_flat", file=file)
     return {name: StoredTensor.of(value, file, name) for name, value in loaded.items()}
 
 

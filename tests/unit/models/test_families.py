@@ -100,7 +100,7 @@ def test_unreadable_prompts(models, family, text, key):
     ],
 )
 def test_unsupported_sizes(models, family, size, reason):
-    with raises_key("size.unsupported", width=size[0], height=size[1], problem=reason):
+    with raises_key("size.unsupported", size=f"{size[0]}x{size[1]}", problem=reason):
         models(family)[0].sized(*size)
 
 

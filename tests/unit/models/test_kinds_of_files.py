@@ -70,7 +70,7 @@ def test_a_training_checkpoint_runs_no_code(tmp_path, place):
     harmful = Harmful(tmp_path / "ran")
     content = training({"a": torch.zeros(1)}, **({"harmful": harmful} if place == "args" else {}))
     torch.save(content if place == "args" else {**content, "harmful": harmful}, tmp_path / "a.pt")
-    with raises_key("pickle.refused", file="a.pt"):
+    with raises_key("pickled.refused", file="a.pt"):
         Checkpoint(tmp_path / "a.pt")
     assert not (tmp_path / "ran").exists()
 
@@ -87,7 +87,7 @@ def test_classes_that_others_allow_in_pickles_stay_allowed(tmp_path, allowed):
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), [1.0], None])
 def test_a_pickle_with_other_values_than_dense_tensors(tmp_path, odd):
     torch.save({"a": torch.zeros(1), "b": odd}, tmp_path / "a.pt")
-    with raises_key("pickle.not_flat", file="a.pt"):
+    with raises_key("pickled.not_flat", file="a.pt"):
         Checkpoint(tmp_path / "a.pt")
 
 
@@ -188,7 +188,7 @@ def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
 def test_other_content_is_reported_by_the_files_name(tmp_path, content):
-    for name, key in ((WEIGHTS, "safetensors.incomplete"), ("a.pt", "pickle.refused")):
+    for name, key in ((WEIGHTS, "safetensors.incomplete"), ("a.pt", "pickled.refused")):
         (tmp_path / name).write_bytes(content)
         with raises_key(key, file=name):
             Checkpoint(tmp_path / name)

@@ -110,6 +110,7 @@ def test_int4_weights_without_their_kernel_are_refused_before_files_are_read(gpu
     with raises_key("int4.no_triton" if reason == "no Triton" else "int4.no_kernel") as error:
         load_target(tiny / "target", device="cuda", dtype=dtype, weights="int4")
     assert all(part in error.value.parameters["reason"] for part in NO_KERNEL[reason].split(".*"))
+    assert ("triton-windows" in str(error.value)) is (reason == "no Triton")
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
