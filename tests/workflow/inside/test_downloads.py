@@ -10,7 +10,7 @@ from small import SMALL
 from tests.hub import COMMIT, Hub
 from tests.hub_models import JANUS, LLAMAGEN, publish
 from tests.layouts.janus import write_janus
-from tests.raising import raises_key
+from tests.raising import check_error, raises_key
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,7 @@ def load(pack):
 
 
 def test_nothing_is_downloaded_by_default(pack, hub):
-    message = pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto")
-    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again, or run `" in message
+    check_error(pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto"), "model.not_there", name=JANUS)
     assert hub.requests == []
 
 
