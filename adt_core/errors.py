@@ -90,6 +90,15 @@ class AdtError(ValueError):
         return type(self)(text)
 
 
+@contextmanager
+def renaming(**names: str) -> Iterator[None]:
+    """Give settings other names in the errors of the block; see `AdtError.renamed`."""
+    try:
+        yield
+    except AdtError as error:
+        raise error.renamed(**names) from error
+
+
 class PromptTooLongError(AdtError):
     """Prompt with more tokens than the model accepts.
 

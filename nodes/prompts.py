@@ -3,8 +3,6 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
@@ -27,7 +25,7 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
-from ..adt_core.errors import Check
+from ..adt_core.errors import Check, renaming
 from ..adt_core.files import is_hidden, opened
 from ..adt_core.messages import join, message
 from .comfy_runtime import check_cancelled, refusal, tell
@@ -241,7 +239,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0], check: Check = lambda
         AdtError: If the text is too long, or the file cannot be read or is outside the input folder.
     """
     path = _named(text, name)
-    with _naming_input(name):
+    with renaming(prompts=name):
         if path or not text.strip():
             return read_all(path or BUNDLED_CAPTIONS, caption, check)
         return parse_lines(text, check)
@@ -255,17 +253,8 @@ def _named(text: str, name: str) -> Path | None:
     """
     if len(text) > LONGEST_TEXT:
         raise AdtError("text.too_long", input=name, count=len(text), most=LONGEST_TEXT)
-    with _naming_input(name):
+    with renaming(prompts=name):
         return _path(text, is_name=name == "file")
-
-
-@contextmanager
-def _naming_input(name: str) -> Iterator[None]:
-    """Replace `prompts` by the id of the input in error messages."""
-    try:
-        yield
-    except AdtError as error:
-        raise error.renamed(prompts=name) from error
 
 
 _DIGESTED = 8 * 2**20
