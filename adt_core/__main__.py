@@ -2,7 +2,7 @@
 
 import sys
 
-from .errors import INTERRUPTED, missing_library
+from .errors import INTERRUPTED, library_error
 
 
 def main() -> int:
@@ -15,9 +15,9 @@ def main() -> int:
         print(INTERRUPTED, file=sys.stderr)
         return 130
     except Exception as error:
-        if not (sentence := missing_library(error)):
+        if not (missing := library_error(error)):
             raise
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {missing}", file=sys.stderr)
         return 1
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import args, config_file
-from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
+from .errors import INTERRUPTED, AdtError, is_out_of_memory, library_error, one_line, substitute_inputs
 from .recipe import Loading, Placement, Recipe, method_options
 from .run.extensions import add_installed
 from .settings import Lantern, Option, Sampling, Section
@@ -73,8 +73,8 @@ def _message(error: Exception) -> str:
         return "not enough memory for this model; try --weights int8 or int4, or a smaller tree with --drafts."
     if isinstance(error, OSError) and error.filename:
         return one_line(f"{error.filename}: {error.strerror}.")
-    if sentence := missing_library(error):
-        return sentence
+    if missing := library_error(error):
+        return str(missing)
     return (
         f"unexpected {type(error).__name__}: {one_line(str(error))}. This is a bug in ADT-Tree; please report it "
         "with the output of --debug."
@@ -89,7 +89,7 @@ def _checked(plan: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return plan(*arguments)
     except AdtError as error:
-        raise UsageError(error.template) from error
+        raise UsageError(error.message) from error
 
 
 def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
@@ -154,7 +154,7 @@ def download(options: dict[str, Any]) -> str:
     if arguments.list and arguments.name is None:
         return download.list_models()
     if arguments.list or arguments.name is None:
-        raise UsageError("give the name of a published model, or --list.")
+        raise UsageError("download.no_name")
     return download.run(arguments.name, arguments.to)
 
 

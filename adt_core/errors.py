@@ -1,5 +1,7 @@
 """Exceptions and error messages that all parts of the package share."""
 
+from __future__ import annotations
+
 import re
 import reprlib
 import sys
@@ -8,6 +10,8 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from .messages import ERRORS, Message, Part, message
 
 Check = Callable[[], None]
 """Cancellation callback: long operations call it often, and it may raise an exception to stop them."""
@@ -27,25 +31,43 @@ _CONTROL = re.compile(
 
 
 class AdtError(ValueError):
-    """Invalid input. The message is one sentence: the name of the input, its value, what is valid, and what to do.
+    """Invalid input. The text is one sentence: the name of the input, its value, what is valid, and what to do.
 
-    An error stores a template, in which the names of settings are in backquotes: "`top_k` is -1; ...". `str()` returns
-    "top_k is -1; ...", because the inputs of the nodes have the names of the settings. The command line shows
-    "--top-k is -1; ...".
+    The key of an error is stable, so programs and tests can compare it. In its message, the names of settings are in
+    backquotes: "`top_k` is -1; ...". `str()` returns "top_k is -1; ...", because the inputs of the nodes have the names
+    of the settings. The command line shows "--top-k is -1; ...".
+
+    Args:
+        key: Key of the sentence in `errors.json`. Code of other packages may pass a sentence instead.
+        **parameters: Values for the names in braces. An error or a message can be a value; its final period is left
+            out.
     """
 
     __module__ = "adt_core"  # ComfyUI shows this import path with the message
 
-    def __init__(self, template: str):
-        super().__init__(one_line(template))
+    def __init__(self, key: str, /, **parameters: object):
+        text = key
+        if key in ERRORS:
+            text = message(key, **{name: getattr(value, "message", value) for name, value in parameters.items()})
+        super().__init__((text if isinstance(text, Message) else Message([Part(text)])).map(one_line))
 
     def __str__(self) -> str:
         return self.with_inputs(str)
 
     @property
-    def template(self) -> str:
-        """Message with the names of settings in backquotes. It can be a part of another error's template."""
+    def message(self) -> Message:
+        """Message with the names of settings in backquotes. It can be a value for another error."""
         return self.args[0]
+
+    @property
+    def key(self) -> str:
+        """Key of the sentence, or "" for a sentence of another package."""
+        return self.message.parts[0].key or ""
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """Values for the names in braces."""
+        return self.message.parts[0].parameters
 
     def with_inputs(self, rename: Callable[[str], str]) -> str:
         """Return the message with other names for the settings.
@@ -53,7 +75,28 @@ class AdtError(ValueError):
         Args:
             rename: Function from the name of a setting to the name to show.
         """
-        return substitute_inputs(self.template, rename)
+        return substitute_inputs(self.message, rename)
+
+    def renamed(self, **names: str) -> AdtError:
+        """Return the error with other names for some settings, such as the ids of a node's inputs.
+
+        Args:
+            **names: Name to show, by the name of the setting.
+        """
+        text = self.message.map(lambda text: substitute_inputs(text, lambda name: names.get(name, name)))
+        for part in text.parts:
+            if part.parameters.get("input") in names:
+                part.parameters["input"] = names[str(part.parameters["input"])]
+        return type(self)(text)
+
+
+@contextmanager
+def renaming(**names: str) -> Iterator[None]:
+    """Give settings other names in the errors of the block; see `AdtError.renamed`."""
+    try:
+        yield
+    except AdtError as error:
+        raise error.renamed(**names) from error
 
 
 class PromptTooLongError(AdtError):
@@ -68,11 +111,9 @@ class PromptTooLongError(AdtError):
 
     __module__ = "adt_core"
 
-    def __init__(self, template: str, tokens: int | None = None, limit: int = 0, model: str = ""):
-        super().__init__(template)
-        self.tokens = tokens
-        self.limit = limit
-        self.model = model
+    tokens = property(lambda self: self.parameters.get("tokens"))
+    limit = property(lambda self: self.parameters.get("limit"))
+    model = property(lambda self: self.parameters.get("model"))
 
 
 class UnknownFormatError(AdtError):
@@ -140,26 +181,26 @@ def failed_library(error: BaseException | None) -> str:
     return "" if library in (__name__.split(".")[0], "__main__") else library
 
 
-def missing_library(error: BaseException) -> str:
-    """Return a sentence with the pip command for a library that is missing or cannot be loaded.
+def library_error(error: BaseException) -> AdtError | None:
+    """Return an error with the pip command for a library that is missing or cannot be loaded.
 
     Args:
         error: Any exception.
 
     Returns:
-        The sentence, or "" if the error has another reason.
+        The error, or None if the exception has another reason.
     """
     library = failed_library(error)
     if not library:
-        return ""
+        return None
     package = _PACKAGES.get(library, library)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == library:
-        return f"'{library}' is not installed in the Python in use; run {pip_install(package)}"
+        return AdtError("library.missing", library=library, command=pip_install(package))
     if library == "torchvision":  # the version of torch is named so that pip does not replace torch
         with suppress(PackageNotFoundError):
             package += f" torch=={version('torch').partition('+')[0]}"
     reason = one_line(str(_first_cause(error)))[:200]
-    return f"'{library}' can't be loaded ({reason}); run {pip_install(f'--upgrade {package}')}"
+    return AdtError("library.broken", library=library, reason=reason, command=pip_install(f"--upgrade {package}"))
 
 
 @contextmanager
@@ -172,9 +213,9 @@ def naming_missing_libraries(others: Container[str] = ()) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if failed_library(error) in others or not (sentence := missing_library(error)):
+        if failed_library(error) in others or not (missing := library_error(error)):
             raise
-        raise AdtError(sentence) from error
+        raise missing from error
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -212,14 +253,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
+def wrap_library_errors(key: str, **parameters: object) -> Iterator[None]:
     """Convert the errors that a library raises in the block to AdtError.
 
     Panics of Rust libraries are converted too: they are not an `Exception`, and would end ComfyUI's worker thread.
     Interrupts and out-of-memory errors are not converted.
 
     Args:
-        message: Function from the library's message to the template of the AdtError.
+        key: Key of the AdtError. Its parameter `reason` is the library's message.
     """
     try:
         yield
@@ -229,7 +270,7 @@ def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
         is_panic = type(error).__module__ == "pyo3_runtime"
         if is_out_of_memory(error) or not (is_panic or isinstance(error, Exception)):
             raise
-        raise AdtError(missing_library(error) or message(one_line(str(error))[:300])) from error
+        raise library_error(error) or AdtError(key, reason=one_line(str(error))[:300], **parameters) from error
 
 
 def one_line(text: str, most: int = LONGEST) -> str:

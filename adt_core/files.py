@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from .errors import AdtError
+from .messages import message
 from .runtime import cached_per_runtime
 
 LARGEST_JSON = 64
@@ -33,12 +34,8 @@ LONGEST_PART = 40
 """Maximum number of characters that a file name contains of a prompt, an id or another name."""
 PART = ".adt-tree.part"
 """Suffix of a temporary file until it is renamed."""
-_WRITE_ERRORS = {
-    errno.ENOSPC: ("the disk is full", "free some space"),
-    errno.EDQUOT: ("your disk quota is used up", "free some space"),
-    errno.EFBIG: ("it exceeds the maximum file size", "raise that limit"),
-}
-"""Problem and remedy for the error message, by `errno` of an OSError."""
+_WRITE_ERRORS = {errno.ENOSPC: "file.disk_full", errno.EDQUOT: "file.quota", errno.EFBIG: "file.too_large"}
+"""Key of the error, by `errno` of an OSError."""
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 """Flags for opening a path that may not be a regular file.
 
@@ -162,9 +159,7 @@ def check_utf8(path: Path, named: str) -> None:
     try:
         os.fsencode(path).decode("utf-8")
     except UnicodeError:
-        raise AdtError(
-            f"{named} is not UTF-8, and safetensors can't open such paths; rename the file or folder."
-        ) from None
+        raise AdtError("file.not_utf8", path=named) from None
 
 
 def read_text(path: Path, most: int, errors: str = "strict") -> str:
@@ -217,7 +212,7 @@ def foreign_text(content: bytes) -> str:
             encoding = "GBK"
     if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
-    return f"not a UTF-8 text file (but probably in {encoding}, or not text)"
+    return message("kind.other_encoding", encoding=encoding)
 
 
 def reason(error: Exception) -> str:
@@ -331,10 +326,7 @@ def inside(folder: Path, *names: str) -> Path:
     for name in names:
         path = path / name
         if is_link(path):
-            raise AdtError(
-                f"'{path}' is a link, and files below '{folder}' are not written through links; "
-                "remove it, and run this again."
-            )
+            raise AdtError("file.is_link", path=path, folder=folder)
     return path
 
 
@@ -358,7 +350,7 @@ def refuse_links(path: Path) -> None:
     """
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
-        raise AdtError(f"'{path}' is also in another folder (a hard link); replace it with a copy, and run this again.")
+        raise AdtError("file.is_hard_link", path=path)
 
 
 def add_line(path: Path, line: str) -> None:
@@ -419,11 +411,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        default = reason(error), "allow access, or choose another place"
-        problem, remedy = _WRITE_ERRORS.get(error.errno or 0, default)
-        raise AdtError(
-            f"'{path}' can't be written ({problem}); {remedy}, and run this again: finished results were kept."
-        ) from error
+        if error.errno in _WRITE_ERRORS:
+            raise AdtError(_WRITE_ERRORS[error.errno], path=path) from error
+        raise AdtError("file.not_writable", path=path, reason=reason(error)) from error
 
 
 def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
+ERRORS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read_text(encoding="utf-8"))
+"""English text of errors by key. Names of settings are in backquotes, and each user interface spells them its way."""
+
 TEMPLATES = {
+    **ERRORS,
     "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
-    "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued by "
-    "them.",
     "batch.folder": "The images are in {folder}.",
     "batch.kept": "{done} of {count} images kept. Press Run to continue. They are in {folder}.",
+    "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued "
+    "by them.",
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
     "benchmark.done": "{count} prompts; the results are in {folder}",
@@ -20,16 +26,16 @@ TEMPLATES = {
     "benchmark.progress": "{done} of {count} prompts, {number} of {methods} methods, now {method}",
     "benchmark.relaxed": "Changed by LANTERN: {methods}.",
     "benchmark.warm_up": "Warming up, {number} of {methods} methods, now {method}",
+    "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
+    "overflow, choose 'int8 weights'",
     "check.differs": "Same image: no ({methods}).",
     "check.faster": "About {ratio} times as fast. Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
     "check.same": "Same image: yes.",
     "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
     "check.too_slow": "This model is too slow here to compare speeds.",
-    "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
-    "overflow, choose 'int8 weights'",
-    "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} prompts "
-    "with such braces).",
+    "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} "
+    "prompts with such braces).",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
@@ -82,16 +88,17 @@ TEMPLATES = {
     "prompt.and_others": " and others",
     "prompt.end": ".",
     "prompt.fewer": "{missing} of {count} {things}",
+    "prompt.left_out": "left out: {reason}",
     "prompt.negative_truncated": "Negative prompt truncated to its first {kept} of {length} characters: {tokens} "
     "tokens; {model} accepts {limit}.",
     "prompt.not_drawn": "Not drawn: ",
     "prompt.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; the prompt names "
     "nothing that it knows.",
     "prompt.single": "all but one of the {things}",
-    "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
-    "{limit}.",
-    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
-    "{model} accepts {limit}",
+    "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} "
+    "accepts {limit}.",
+    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
+    "{limit}",
     "prompts.all": "All {count} prompts.",
     "prompts.blank": "{blank} of {count} prompts are blank and were left out: {names}.",
     "prompts.columns": "These columns of the list are used by adt.py generate, but not by nodes: {columns}.",
@@ -100,8 +107,8 @@ TEMPLATES = {
     "prompts.not_drawn": "Not drawn in {count} of {total} prompts: ",
     "prompts.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; {count} of {total} "
     "prompts name nothing that it knows.",
-    "prompts.truncated": "{some} of {count} prompts are truncated. The first, '{id}': {note}.",
     "prompts.too_long": "{count} prompts found, {long} too long for {model}.",
+    "prompts.truncated": "{some} of {count} prompts are truncated. The first, '{id}': {note}.",
     "race.interval": "95 % interval: {low} to {high}.",
     "remark.invisible": "Prompt {id}{more}: {text} contains invisible characters, which are read as part of the text.",
     "remark.lines": "Prompt {id}{more}: {text} has more than {most} lines; look for a stray quotation mark in the "
@@ -111,21 +118,21 @@ TEMPLATES = {
     "report.renamed": "Saved as '{name}' in {folder}, because '{wanted}' is the report of another list.",
     "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
     "so the image may look worse.",
-    "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "
-    "is outside of that, so the image may look worse.",
+    "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; "
+    "{size} is outside of that, so the image may look worse.",
     "space": " ",
     "training.begin": "Measuring how long the training takes",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
-    "training.estimate": "The training takes about {total} min ({drawing} to generate, {learning} to train), "
-    "{memory} GiB of memory and {disk} GiB of disk.",
+    "training.estimate": "The training takes about {total} min ({drawing} to generate, {learning} to train), {memory} "
+    "GiB of memory and {disk} GiB of disk.",
     "training.estimate_seconds": "The training takes about {total} s ({drawing} to generate, {learning} to train), "
     "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.kept_images": "{done} of {count} images kept. Press Run to continue.",
     "training.kept_steps": "{steps} steps kept. Press Run to continue.",
+    "training.left": "; about {seconds} s left",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
-    "training.left": "; about {seconds} s left",
     "weights.pageable": "The system can't pin the main memory, so a pass takes about twice as long.",
     "weights.streamed": "{resident} of {total} GiB on the GPU, the rest is streamed: about {seconds} s a pass.",
 }
@@ -166,18 +173,40 @@ class Message(str):
     def __getnewargs__(self) -> tuple:
         return (self.parts,)
 
+    def map(self, change: Callable[[str], str]) -> Message:
+        """Return the message with changed texts and parameters, such as without the paths of a server."""
+        return Message(
+            Part(change(text), key, {name: _mapped(value, change) for name, value in parameters.items()})
+            for text, key, parameters in self.parts
+        )
+
+
+def _mapped(value: str | int, change: Callable[[str], str]) -> str | int:
+    if isinstance(value, Message):
+        return value.map(change)
+    return change(value) if isinstance(value, str) else value
+
 
 _ONE = re.compile(r"(?<![\d.,])(?<!of )1 (draft|image|method|minute|picture|prompt|step|token)s\b")
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
-def message(key: str, **parameters: str | int) -> Message:
-    """Return a message with a single part. After the number 1, the English text has the singular.
+def message(key: str, /, **parameters: object) -> Message:
+    """Return a message with a single part. After the number 1, an English message has the singular.
+
+    Errors keep the words of their template, because the page finds their keys by these words.
 
     Args:
         key: Key in `TEMPLATES`.
+        **parameters: Values for the names in braces. A message can be a value; its final period is left out.
     """
-    text = _ONE.sub(r"1 \1", TEMPLATES[key].format(**parameters))
-    return Message([Part(text, key, parameters)])
+    values = {name: value if isinstance(value, str | int) else str(value) for name, value in parameters.items()}
+    text = _PLACE.sub(lambda place: _inside(values[place[1]]), TEMPLATES[key])
+    return Message([Part(text if key in ERRORS else _ONE.sub(r"1 \1", text), key, values)])
+
+
+def _inside(value: str | int) -> str:
+    return value.removesuffix(".") if isinstance(value, Message) else str(value)
 
 
 def parts_of(text: str) -> tuple[Part, ...]:

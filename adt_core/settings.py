@@ -69,7 +69,8 @@ class Option(NamedTuple):
         """
         if value is not None or self.default is not None:
             if not self.accepts(value):
-                raise AdtError(f"`{name}` is {shown(value)}; {self._requirement()}.")
+                key, bounds = self._requirement()
+                raise AdtError(key, input=name, value=shown(value), **bounds)
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value is valid."""
@@ -91,20 +92,23 @@ class Option(NamedTuple):
             return False
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
-    def _requirement(self) -> str:
-        """Return the description of valid values, for errors."""
+    def _requirement(self) -> tuple[str, dict[str, object]]:
+        """Return the key of the error for an invalid value, and the parameters that describe valid values."""
         if self.choices:
-            return f"choose one of {', '.join(self.choices)}"
+            return "setting.choice", {"choices": ", ".join(self.choices)}
         if self.kind is str:
-            return f"it must be a text of at most {MAX_TEXT_LENGTH} characters"
+            return "setting.text", {"most": MAX_TEXT_LENGTH}
         if self.kind not in (tuple, int, float):
-            return f"it must be a {self.kind.__name__}"
+            return "setting.kind", {"kind": self.kind.__name__}
+        low: dict[str, object] = {"low": _format_bound(self.low)}
         if self.high is None:
-            return f"it must be {_format_bound(self.low)} or more"
-        bounds = f"from {_format_bound(self.low)} to {_format_bound(self.high)}"
+            return "setting.least", low
+        bounds = {**low, "high": _format_bound(self.high)}
+        if self.kind is tuple and self.length is None:
+            return "setting.numbers", bounds
         if self.kind is tuple:
-            return f"it must be a list of {'' if self.length is None else f'{self.length} '}whole numbers {bounds}"
-        return f"it must be a {'whole number' if self.kind is int else 'number'} {bounds}"
+            return "setting.some_numbers", {**bounds, "length": self.length}
+        return "setting.whole_number" if self.kind is int else "setting.number", bounds
 
 
 def _format_bound(bound: float | None) -> str:
@@ -364,7 +368,7 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
     """
     rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
     if len(rules) > 1:
-        raise AdtError("`lantern_delta` and `lantern_lambda` can't be used together; give only one.")
+        raise AdtError("lantern.both")
     lantern = Lantern.of(given)  # also checks the other values if there is no rule
     return lantern if rules else None
 

@@ -87,5 +87,4 @@ def print_result(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         if not isinstance(error, BrokenPipeError):
-            problem = f"its output can't be written ({error.strerror})"
-            raise AdtError(f"The command finished, but {problem}; redirect the output elsewhere.") from error
+            raise AdtError("output.closed", reason=error.strerror) from error

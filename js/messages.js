@@ -1,4 +1,4 @@
-/** Translation of the server's messages, see adt_core/messages.py, and of its errors, which are plain text. */
+/** Translation of the server's messages and errors, see adt_core/messages.py, and of sentences of ComfyUI. */
 
 import { own } from "./own.js";
 
@@ -13,20 +13,20 @@ import { own } from "./own.js";
 let templates = {}; // key -> translated template, from locales/.../main.json; empty for English
 
 /** @type {{pattern: RegExp, template: string}[]} */
-let errors = []; // English errors, and their translated templates
+let sentences = []; // patterns of ComfyUI's English sentences, and their translated templates
 /** @type {Record<string, string>} */
 let inputs = {}; // id of an input -> its translated name
 
 /**
- * Set the translated templates of messages and errors.
+ * Set the translated templates of messages and of sentences.
  *
  * @param {Record<string, string>} translated by key
- * @param {Record<string, string>} [sentences] by the English template, in which a name in braces stands for any text
+ * @param {Record<string, string>} [foreign] by the English template, in which a name in braces stands for any text
  * @param {Record<string, string>} [names] of inputs, by id
  */
-export function setTemplates(translated, sentences = {}, names = {}) {
+export function setTemplates(translated, foreign = {}, names = {}) {
   templates = translated;
-  errors = Object.entries(sentences).map(([english, template]) => ({ pattern: patternOf(english), template }));
+  sentences = Object.entries(foreign).map(([english, template]) => ({ pattern: patternOf(english), template }));
   inputs = names;
 }
 
@@ -35,18 +35,20 @@ function patternOf(template) {
   return new RegExp(`^${literal.replace(/\{(\w+)\}/g, "(?<$1>.+?)")}$`, "s");
 }
 
-/** An error in the user's language. A part of it that is an error of its own is translated, too. @param {string} text */
-function translateError(text) {
-  for (const { pattern, template } of errors) {
+/** A sentence of ComfyUI in the user's language. Other texts stay as they are. @param {string} text */
+function translateSentence(text) {
+  for (const { pattern, template } of sentences) {
     const found = pattern.exec(text);
-    if (found) return fill(template, (name) => partOf(name, own(found.groups, name)));
+    if (found) return fill(template, (name) => valueText(name, own(found.groups, name)));
   }
   return text;
 }
 
-/** @param {string} name of a place in a template @param {string | undefined} value */
-function partOf(name, value) {
-  return value && (name === "input" ? (own(inputs, value) ?? value) : translateError(value));
+/** @param {string} name of a place in a template @param {string | number | Part[] | undefined} value */
+function valueText(name, value) {
+  if (Array.isArray(value)) return translate(value).replace(/[.。]$/, "");
+  if (typeof value !== "string") return value?.toString();
+  return (name === "input" || name === "other" ? own(inputs, value) : undefined) ?? translateSentence(value);
 }
 
 /** Replace the names in braces. @param {string} template @param {(name: string) => string | undefined} find */
@@ -62,11 +64,7 @@ export function translate(parts) {
 /** @param {Part} part */
 function translatePart({ text, key, parameters = {} }) {
   const template = key ? own(templates, key) : undefined;
-  return template === undefined ? translateError(text) : fill(template, (name) => textOf(own(parameters, name)));
-}
-
-/** @param {string | number | Part[] | undefined} value of a parameter */
-function textOf(value) {
-  if (value === undefined) return value;
-  return Array.isArray(value) ? translate(value) : translateError(String(value));
+  return template === undefined
+    ? translateSentence(text)
+    : fill(template, (name) => valueText(name, own(parameters, name)));
 }

@@ -33,6 +33,7 @@ import { texts } from "./texts.js";
 const WIDGET = "adt_tree_line";
 const HEIGHT = 32; // minimum height in pixels, for two lines
 const MARGIN = 6; // pixels
+const MOST_ERRORS = 100; // that are kept
 
 /**
  * Level of a line. An error is shown until the next prompt.
@@ -42,15 +43,18 @@ const MARGIN = 6; // pixels
 
 /**
  * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
- * the line is also shown after the run.
+ * the line is also shown after the run. `sentences` are the sentences of an error.
  *
- * @typedef {{text: string, parts: import("./messages.js").Part[], level: Level, is_lasting: boolean}} Shown
+ * @typedef {{text: string, parts: import("./messages.js").Part[], level: Level, is_lasting: boolean,
+ *   sentences?: string[]}} Shown
  */
 
 /** @type {Map<string, Shown>} */
 const announced = new Map(); // execution id -> line of this pack, which the server sends before ComfyUI's message
 /** @type {Map<string, Shown>} */
 const lines = new Map(); // execution id -> last line under the node
+/** @type {Map<string, import("./messages.js").Part[]>} */
+const errors = new Map(); // English text of an error -> its parts, which the server sends before or after the error
 let workflow; // id of the workflow of the last run
 
 /** The folder with results that a line names, or "". @param {Shown} line */
@@ -151,20 +155,35 @@ function nodeOf(id) {
   return openWorkflow() === workflow ? nodeAt(id) : null;
 }
 
-/** Show an error under one of this pack's nodes. ComfyUI's own message says only that the node has failed. */
-function showError(id, text) {
+/**
+ * Show an error under one of this pack's nodes. ComfyUI's own message says only that the node has failed.
+ *
+ * @param {string} id @param {string[]} sentences
+ */
+function showError(id, sentences) {
   const node = nodeOf(id);
   if (!isOurs(node)) return;
-  const parts = [{ text }];
-  lines.set(id, { text, parts, level: "error", is_lasting: true });
+  const text = sentences.join(" ");
+  const parts = sentences.flatMap((one, number) => [
+    { text: number ? " " : "" },
+    ...(errors.get(one) ?? [{ text: one }]),
+  ]);
+  lines.set(id, { text, parts, level: "error", is_lasting: true, sentences });
   write(node, translate(parts), "error");
+}
+
+/** Store the parts of an error, and translate the error if it is shown already. */
+function receiveError({ text, parts }) {
+  errors.set(text, parts);
+  if (errors.size > MOST_ERRORS) errors.delete(errors.keys().next().value);
+  for (const [id, { sentences }] of [...lines]) if (sentences?.includes(text)) showError(id, sentences);
 }
 
 /** Show the error that has ended the run, unless the node has announced a line for it. */
 function fail({ node_id, exception_message }) {
   clearProgress();
   const id = String(node_id);
-  if (lines.get(id)?.level !== "error") showError(id, exception_message.trim());
+  if (lines.get(id)?.level !== "error") showError(id, [exception_message.trim()]);
 }
 
 function clearErrors() {
@@ -172,23 +191,23 @@ function clearErrors() {
 }
 
 /** Show why the server has rejected a prompt. */
-function reject(errors) {
-  const ids = Object.keys(errors);
+function reject(rejected) {
+  const ids = Object.keys(rejected);
   if (ids.length) open({});
-  for (const id of ids) showError(id, sentenceOf(errors[id]));
+  for (const id of ids) showError(id, sentencesOf(rejected[id]));
 }
 
 /**
- * The sentences of a node's errors in the user's language. If the node itself has checked its inputs, ComfyUI repeats its sentence for each of
- * these inputs, after the name of the input.
+ * The sentences of a node's errors. If the node itself has checked its inputs, ComfyUI repeats its sentence for each
+ * of these inputs, after the name of the input.
  *
  * @param {import("./comfy.js").NodeErrors} error
  */
-function sentenceOf({ errors }) {
+function sentencesOf({ errors }) {
   const sentences = errors.map(({ type, message, details }) =>
     type === "custom_validation_failed" ? details.replace(/^\S+ - /, "") : `${message}: ${details}`,
   );
-  return [...new Set(sentences.map((text) => translate([{ text }])))].join(" ");
+  return [...new Set(sentences)];
 }
 
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
@@ -198,7 +217,10 @@ function restore() {
 }
 
 // Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.
-listen({ "adt_tree.line": ({ node, ...line }) => announced.set(String(node), line) });
+listen({
+  "adt_tree.line": ({ node, ...line }) => announced.set(String(node), line),
+  "adt_tree.error": receiveError,
+});
 
 registerExtension({
   name: "adttree.progress_text",

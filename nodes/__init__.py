@@ -10,7 +10,7 @@ from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeBatchReport
-from .comfy_runtime import server, tell
+from .comfy_runtime import remember_tab, server, tell
 from .compare import ADTTreeCompare
 from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
@@ -34,7 +34,7 @@ class ADTTreeExtension(ComfyExtension):
         get_runtime().notify = partial(tell, level=logging.INFO, is_lasting=False)
         web_address.warn_of_copies("ADTTreeSampler")
         if (instance := server()) is not None:
-            for handler in (VALIDATION.renew, saved_map.remind, map_homes.announce):
+            for handler in (VALIDATION.renew, remember_tab, saved_map.remind, map_homes.announce):
                 instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,

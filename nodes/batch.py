@@ -205,10 +205,7 @@ def one(name: str, values: Sequence) -> Any:
         AdtError: If there is not exactly one value.
     """
     if len(values) != 1:
-        raise AdtError(
-            f"{name}: {len(values)} values arrived, and all images of a batch share one; connect a node that gives a "
-            "single value."
-        )
+        raise AdtError("input.several", input=name, count=len(values))
     return values[0]
 
 
@@ -227,7 +224,7 @@ def _prepared(
     try:
         run.pipeline.check([])
     except AdtError as error:
-        raise AdtError(f"negative: {error}") from error
+        raise AdtError("negative.invalid", error=error) from error
     return run
 
 
@@ -262,8 +259,7 @@ def _batch(run: Run, given: tuple[JobList, list[Job], dict[Job, str]], folder: s
     unique = digest([identity.key, [[job.prompt, job.seed, job.index] for job in whole]])[:16]
     root = Path(folder_paths.get_output_directory()) / FOLDER
     place = named_folder(root, unique, folder.strip(), run.model.target.name)
-    remedy = "delete the file, or enter another name in `folder`"
-    return Batch(PngStore(whole, place, identity, remedy=remedy, check=check_cancelled), jobs, left_out)
+    return Batch(PngStore(whole, place, identity, remedy="remedy.delete_file", check=check_cancelled), jobs, left_out)
 
 
 def _shown(folder: Path) -> str:
@@ -341,9 +337,7 @@ def _images(batch: Batch) -> Tensor:
     for image, job in zip(images, batch.jobs):
         pixels = read_pixels(batch.store.folder / file_name(job.number), (width, height))
         if pixels is None:
-            raise AdtError(
-                f"folder: {file_name(job.number)} in {_shown(batch.store.folder)} was changed; run it again."
-            )
+            raise AdtError("batch.changed", file=file_name(job.number), folder=_shown(batch.store.folder))
         image.copy_(torch.from_numpy(pixels))
     return images.div_(255)
 
@@ -383,13 +377,12 @@ def read_jobs(
         try:
             fitting, unfit = fit([job], pipeline.check_prompt, invalid_prompts)
         except AdtError as error:
-            remedy = "or set invalid_prompts to 'truncate' or 'skip'"
-            raise AdtError(f"prompts: that with the id '{job.id}': {str(error).rstrip('.')}, {remedy}.") from error
+            raise AdtError("prompts.one_invalid", id=job.id, error=error) from error
         jobs += fitting
         left_out |= unfit
     if not jobs:
         job, reason = next(iter(left_out.items()))
-        raise AdtError(f"prompts: none of the {len(prompts)} can be drawn; that with the id '{job.id}' is {reason}.")
+        raise AdtError("prompts.none_drawn", count=len(prompts), id=job.id, reason=reason)
     return whole, jobs, left_out
 
 
@@ -437,25 +430,20 @@ def _without_stop(note: str) -> str:
 def _check_lengths(prompts: list, **lists: list) -> None:
     """Raise AdtError if there are no prompts, or if a list does not have one value per prompt."""
     if not prompts:
-        raise AdtError("prompts: none arrived, and at least one was expected; look at the node that gives them.")
+        raise AdtError("prompts.none_arrived")
     for name, values in lists.items():
         if len(values) != len(prompts):
-            raise AdtError(
-                f"{name}: {len(values)} {name} arrived for {len(prompts)} prompts; connect both from the same ADT-Tree "
-                f"Prompts node, or no {name}."
-            )
+            raise AdtError("prompts.lengths", input=name, count=len(values), prompts=len(prompts))
 
 
 def _seed(id: str, seed: Any) -> int:
     """Return the seed of the prompt with this id, and raise AdtError if it is not an integer in the valid range."""
     if type(seed) is not int or not NO_SEED <= seed < 2**64:
-        raise AdtError(f"seeds: the seed for the id '{id}' is {shown(seed)}; an integer of at least 0 was expected.")
+        raise AdtError("seeds.invalid", id=id, value=shown(seed))
     return seed
 
 
 def _text(prompt: Any) -> str:
     if not isinstance(prompt, str):
-        raise AdtError(
-            f"prompts: {shown(prompt)} is among them, and texts were expected; connect a node that gives texts."
-        )
+        raise AdtError("prompts.no_text", prompt=shown(prompt))
     return prompt

@@ -256,7 +256,7 @@ class _Session:
             if not records:
                 return None
             path = folder / records[-1]["runs"][PLAIN]["picture"]
-            return open_rgb(path, "output", "delete it, and start the same again")
+            return open_rgb(path, "output", "output.unreadable")
 
         count = len(plan.prompts)
         methods = len(pipelines)

@@ -40,10 +40,7 @@ class Prompt:
     ids: tuple[int, ...]
 
     def __getitem__(self, stream):
-        raise AdtError(
-            f"CLIP: an ADT-Tree prompt has no '{stream}' stream of tokens; use the plain CLIP Text Encode (Prompt) "
-            "node."
-        )
+        raise AdtError("clip.stream", stream=stream)
 
 
 class PromptTensor(torch.Tensor):
@@ -58,11 +55,7 @@ class PromptTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func.__name__ not in cls._ALLOWED:
-            raise AdtError(
-                "This CONDITIONING comes from an ADT-Tree Model Loader's CLIP and holds text, not an embedding: "
-                "connect it straight to an ADT-Tree Sampler (leave its negative empty rather than zeroing one), and "
-                "use the CLIP of their own checkpoint for other samplers."
-            )
+            raise AdtError("conditioning.is_text")
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -134,17 +127,12 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
     pairs = conditioning if isinstance(conditioning, list) else []
     are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
     if not pairs or not are_pairs or not isinstance(pairs[0][1].get(_PROMPT), Prompt):
-        raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_CONNECT_CLIP}")
+        raise AdtError("conditioning.other_model", input=name)
     if len(conditioning) > 1:
-        raise AdtError(
-            f"{name}: {len(conditioning)} prompts are combined, but an image is made from one text; {_CONNECT_CLIP}"
-        )
+        raise AdtError("conditioning.combined", input=name, count=len(conditioning))
     changes = sorted(set(conditioning[0][1]) - {_PROMPT, _SOURCES})
     if changes:
-        raise AdtError(
-            f"{name}: a node between CLIP Text Encode and the ADT-Tree Sampler has set {', '.join(changes)}, "
-            "which this kind of model cannot follow; connect the two directly."
-        )
+        raise AdtError("conditioning.changed", input=name, changes=", ".join(changes))
     return conditioning[0][1][_PROMPT]
 
 
@@ -183,11 +171,7 @@ class ImageTokenizer(_Stock):
     def decode(self, samples: Tensor, *_, **__) -> Tensor:
         """Decode codebook vectors [B, C, h, w] to an IMAGE [B, H, W, 3], float32 in 0..1."""
         if samples.ndim != 4 or samples.shape[1] != self.latent_channels:
-            raise AdtError(
-                f"samples: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
-                f"{self.latent_channels} channels ([batch, {self.latent_channels}, rows, columns]); decode it with the "
-                "VAE of the checkpoint that made it, or connect an ADT-Tree Sampler."
-            )
+            raise AdtError("samples.shape", shape=list(samples.shape), channels=self.latent_channels)
         images = []
         with self._loaded(samples.shape[2] * samples.shape[3] * self.downsample**2) as (codec, device):
             for vectors in samples.split(1):  # one at a time, so memory and rounding do not depend on the batch
@@ -240,10 +224,7 @@ def cropped(image: Tensor, side: int, name: str) -> Tensor:
     """
     height, width = (length - length % side for length in image.shape[1:3])
     if image.ndim != 4 or image.shape[3] < 3 or not height or not width:
-        raise AdtError(
-            f"{name}: this IMAGE has the shape {list(image.shape)}, but [batch, height, width, 3 or 4 colours] of "
-            f"at least {side} by {side} pixels is needed; resize or convert it first."
-        )
+        raise AdtError("image.shape", input=name, shape=list(image.shape), side=side)
     top = (image.shape[1] - height) // 2
     left = (image.shape[2] - width) // 2
     return image[:, top : top + height, left : left + width, :3]

@@ -54,10 +54,7 @@ def copy_by_id(results: BatchResults) -> None:
         name = f"{file_name_part(row['id'])}.png"
         other = files.setdefault(name.casefold(), (name, row["file"]))
         if name == ".png" or other[1] != row["file"]:
-            raise AdtError(
-                f"copies_by_id: the id {shown(row['id'])} gives no file name of its own; give each prompt another id, "
-                "or switch copies_by_id off."
-            )
+            raise AdtError("copies_by_id.no_name", id=shown(row["id"]))
     for name, file in files.values():
         check_cancelled()
         with opened(results.folder / file) as image:

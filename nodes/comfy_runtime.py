@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -19,7 +20,7 @@ from PIL import Image
 from server import PromptServer
 
 from ..adt_core import AdtError
-from ..adt_core.errors import one_line
+from ..adt_core.errors import one_line, substitute_inputs
 from ..adt_core.messages import Message, parts_of
 from ..adt_core.run.previews import Previews, PreviewSchedule
 from ..adt_core.run.resolve import Hardware, has_bfloat16
@@ -27,6 +28,9 @@ from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"
 """Event that sends a line of text under a node to the page, in parts that the page can translate."""
+_ERROR_EVENT = "adt_tree.error"
+"""Event that sends the parts of an error."""
+_VALIDATED_FOR: ContextVar[str | None] = ContextVar("client id of the tab whose prompt is validated", default=None)
 _FREE_RAM = 128 * 2**30
 """Amount of RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most machines
 have less RAM, so the cache drops all such results."""
@@ -95,7 +99,9 @@ def refusal(make: Callable, **values) -> bool | str:
     try:
         make(**given)
     except AdtError as error:
-        return without_roots(str(error))
+        error.args = (error.message.map(without_roots),)
+        announce(error, _VALIDATED_FOR.get())
+        return str(error)
     return True
 
 
@@ -177,6 +183,24 @@ def show_line(node_id: str, text: str, level: int, is_lasting: bool) -> None:
     send(_LINE_EVENT, detail, tab)
     if (instance := server()) is not None:
         instance.send_progress_text(line, node_id, tab)
+
+
+def remember_tab(request: dict) -> dict:
+    """Remember the tab whose prompt is validated next. ComfyUI calls this handler for the body of `POST /prompt`."""
+    tab = request.get("client_id")
+    _VALIDATED_FOR.set(tab if isinstance(tab, str) else None)
+    return request
+
+
+def announce(error: AdtError, tab: str | None) -> None:
+    """Send the parts of an error to a tab. ComfyUI reports the error as plain text, which the page translates by them.
+
+    Args:
+        tab: Client id of the browser tab that queued the prompt; None for no browser.
+    """
+    if tab is not None:
+        parts = _parts(error.message.map(partial(substitute_inputs, rename=str)))
+        send(_ERROR_EVENT, {"text": str(error), "parts": parts}, tab)
 
 
 def _parts(text: str) -> list[dict]:

@@ -157,10 +157,12 @@ def _refuse_shared_server(parts: list[DownloadPart]) -> None:
     """Raise AdtError if other machines can reach this ComfyUI and its owner has not allowed downloads."""
     shared = [address for address in args.listen.split(",") if not _is_loopback(address.strip())]
     if shared and variable(ALLOWED) != "1":
-        by_hand = f"{parts[0].download.command(parts[0].home)}` ({terms(parts)})"
         raise AdtError(
-            f"`if_missing`: downloads are off, because this ComfyUI listens on {shared[0]} and others could fill its "
-            f"disk; set the environment variable {ALLOWED}=1 to allow them, or run `{by_hand} on the server."
+            "if_missing.off",
+            address=shared[0],
+            variable=ALLOWED,
+            command=parts[0].download.command(parts[0].home),
+            terms=terms(parts),
         )
 
 

@@ -47,10 +47,7 @@ def drafting_options(
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
     """Raise AdtError if the drafter was loaded for the weights of another model."""
     if drafter.target.decoder is not model.target.decoder:
-        raise AdtError(
-            "drafter: it was loaded for another model; connect the same ADT-Tree Model Loader to the Drafter Loader "
-            "and to this node."
-        )
+        raise AdtError("drafter.other_model")
 
 
 def own_drafter(model: LoadedModel, path: str) -> LoadedDrafter:
@@ -96,8 +93,8 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if drafter.network is not None:
-        title = f"The drafter '{Path(path).name}'"
-        remedy = f"choose '{JACOBI}' in the Drafter Loader"
+        title = message("title.drafter", name=Path(path).name)
+        remedy = message("remedy.jacobi")
         patcher = manage(drafter.network, title, remedy, model.target.decoder)
     if window and patcher is not None:
         drafter = with_window(drafter)

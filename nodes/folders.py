@@ -109,19 +109,17 @@ def find_model(name: str) -> str:
     path = installed(name)
     if path is not None:
         return path
-    raise AdtError(f"model: {missing(name)}")
+    raise missing(name, "model")
 
 
-def missing(name: str) -> str:
-    """Return the error message for a model that is not installed, with instructions for a published model."""
+def missing(name: str, input_id: str) -> AdtError:
+    """Return the error for a model that is not installed, with instructions for a published model."""
     row = find_published(name)
     if row is None:
-        problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
-        return f"{problem}; put it there and press R, or choose another: {_named(offered())}."
-    return (
-        f"'{row.name}' is not installed; set if_missing to 'download' and run again, or {row.how_to_get(home())} and "
-        "press R."
-    )
+        return AdtError(
+            "model.no_folder", input=input_id, name=shown(name, 200), folder=MODELS_KEY, others=_named(offered())
+        )
+    return AdtError("model.not_there", input=input_id, name=row.name, remedy=row.how_to_get(home()))
 
 
 def home() -> Path:
@@ -186,9 +184,7 @@ def check_name(name: str, input_id: str = "name") -> None:
     """
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
-        raise AdtError(
-            f"{input_id}: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens."
-        )
+        raise AdtError("name.invalid", input=input_id, name=shown(name))
 
 
 def drafter_for(model: str) -> str:
@@ -208,10 +204,7 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
         AdtError: If `choices` does not have the name.
     """
     if name not in choices:
-        raise AdtError(
-            f"{what}: '{name}' is no longer in any folder registered for '{key}'; "
-            "put it back, or press R and choose another."
-        )
+        raise AdtError("file.gone", input=what, name=name, key=key)
     return choices[name]
 
 

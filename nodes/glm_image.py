@@ -93,7 +93,7 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         path = _transformer(transformer)
         if path is None:
             tell(message("model.missing", model=transformer), logging.ERROR)
-            raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
+            raise folders.missing(GLM.folder, "transformer")
         drop_unused_results()
         half = hardware().bfloat16
         pipeline = glm_pixels.load(
@@ -105,10 +105,12 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
             fp8=dtype == _FP8,
             check=check_cancelled,
         )
-        smaller = "use a smaller image"
-        remedy = smaller if dtype == _FP8 else f"choose '{_FP8}' in the GLM-Image Decoder Loader"
-        main = manage(nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), "GLM-Image's second stage", remedy)
-        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, "GLM-Image's VAE", smaller)))
+        smaller = message("remedy.smaller_image")
+        remedy = smaller if dtype == _FP8 else message("remedy.fp8")
+        main = manage(
+            nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), message("title.second_stage"), remedy
+        )
+        return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, message("title.vae"), smaller)))
 
 
 def _transformer(name: str) -> str | None:
@@ -213,10 +215,7 @@ def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
     target = model.target
     known = decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
     if target.family != FAMILY.name or len(target.codec.codebook) != known:
-        raise AdtError(
-            f"model: this decoder reads the {known} codes of GLM-Image, and {target.name} draws with other ones; "
-            "connect the GLM-Image that the sampler has."
-        )
+        raise AdtError("glm_image.other_codes", known=known, model=target.name)
 
 
 def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[SourceImage]:
@@ -224,9 +223,7 @@ def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[
     tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
     if [picture.size for picture in pictures] != [(own.shape[1] * PIXELS, own.shape[0] * PIXELS) for own in tokens]:
-        problem = f"{len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or other sizes"
-        remedy = "connect the images that went through VAE Encode into the prompt, in their order"
-        raise AdtError(f"source_images: {problem}; {remedy}.")
+        raise AdtError("source_images.other", count=len(pictures), pictures=len(tokens))
     return [SourceImage(picture, own) for picture, own in zip(pictures, tokens)]
 
 

@@ -39,10 +39,7 @@ def read_latent(
     """
     samples = latent.get("samples")
     if isinstance(samples, Tensor) and not samples.any():
-        raise AdtError(
-            "latent_image: this LATENT is empty, as from Empty Latent Image, but this model needs no latent for a new "
-            "image; remove the link, and set the size with ADT-Tree Image Size."
-        )
+        raise AdtError("latent.empty")
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)
     kept = target.kept(codes, _generated(latent, len(codes), target, keep, keep_left))
@@ -68,10 +65,7 @@ def _batch_index(latent: dict, count: int) -> list[int]:
         return list(range(count))
     is_valid = isinstance(values, list | tuple) and all(type(v) is int and 0 <= v < 2**31 for v in values)
     if not is_valid or len(values) != count:
-        raise AdtError(
-            f"latent_image: its batch_index is {shown(values)}, but a list of {count} whole numbers was expected, one "
-            "per image; remove the node that made it."
-        )
+        raise AdtError("latent.batch_index", values=shown(values), count=count)
     return list(values)
 
 
@@ -90,13 +84,9 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
     codec = model.target.codec
     channels = codec.codebook.shape[1]
     if not isinstance(samples, Tensor):
-        raise AdtError(f"{name}: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
+        raise AdtError("latent.no_samples", input=name)
     if samples.ndim != 4 or samples.shape[1] != channels:
-        raise AdtError(
-            f"{name}: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
-            f"{channels} channels ([batch, {channels}, rows, columns]); make it with VAE Encode and this model's VAE, "
-            "or with an ADT-Tree Sampler."
-        )
+        raise AdtError("latent.shape", input=name, shape=list(samples.shape), channels=channels)
     with loaded([model.codec]):
         return torch.cat([codec.nearest(vectors).cpu() for vectors in samples.split(1)])
 
@@ -110,7 +100,7 @@ def _generated(latent: dict, images: int, target: Target, keep: float, keep_left
     if mask is None:
         return upper_part_kept(target.grid, prefix_length(target.grid, keep, keep_left))
     if not isinstance(mask, Tensor):
-        raise AdtError("latent_image: its noise_mask is not a mask; make it with Set Latent Noise Mask.")
+        raise AdtError("latent.no_mask")
     generated = generated_cells(mask, target.grid, "latent_image")
     return generated[torch.arange(images) % len(generated)]
 
@@ -121,7 +111,11 @@ def _check(latent: dict, codes: Tensor, target: Target) -> None:
     if tuple(codes.shape[1:]) != (rows, columns):
         side = target.downsample
         raise AdtError(
-            f"latent_image: this LATENT has {codes.shape[1]} rows and {codes.shape[2]} columns of tokens, but the "
-            f"model draws {rows} by {columns}; scale the image to {columns * side} by {rows * side} pixels before "
-            "VAE Encode."
+            "latent.size",
+            token_rows=codes.shape[1],
+            token_columns=codes.shape[2],
+            rows=rows,
+            columns=columns,
+            width=columns * side,
+            height=rows * side,
         )

@@ -40,11 +40,10 @@ def _dtype(dtype: str, path: str) -> torch.dtype:
 
 
 def _smaller_weights(dtype: str) -> str:
-    """Return the part of an error message that names values of `dtype` that need less memory; "" if there are none."""
+    """Return the end of an error message that names values of `dtype` that need less memory."""
     if dtype == "int4 weights":
-        return ""
-    smaller = "'int4 weights'" if dtype in _WEIGHTS else "'int8 weights' or 'int4 weights'"
-    return f"{smaller} in the Model Loader, or "
+        return message("remedy.smaller_model")
+    return message("remedy.int4" if dtype in _WEIGHTS else "remedy.int8")
 
 
 _MODEL_LOADER_TOOLTIPS = Tooltips(
@@ -142,15 +141,15 @@ class ADTTreeModelLoader(io.ComfyNode):
             exact=exact,
             device_memory=math.inf,  # ComfyUI moves the weights
         )
-        decoder = manage(
-            target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder
-        )
+        decoder = manage(target.decoder, target.name, _smaller_weights(dtype), target.decoder)
         drafter = 2 * layer_bytes(target.decoder)
         decoder.tell_expected(image_bytes(target), companion_bytes(target) + drafter)
-        codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
+        codec = manage(target.codec, message("title.codec", model=target.name), message("remedy.smaller_image"))
         text = None
         if target.text_encoder is not None:
-            text = manage(target.text_encoder, f"{target.name}'s text encoder", "choose a smaller model")
+            text = manage(
+                target.text_encoder, message("title.text_encoder", model=target.name), message("remedy.smaller_model")
+            )
         loaded = LoadedModel(target, path, decoder, codec, text)
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 

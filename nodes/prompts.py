@@ -3,8 +3,6 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
@@ -27,7 +25,7 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
-from ..adt_core.errors import Check, substitute_inputs
+from ..adt_core.errors import Check, renaming
 from ..adt_core.files import is_hidden, opened
 from ..adt_core.messages import join, message
 from .comfy_runtime import check_cancelled, refusal, tell
@@ -213,16 +211,16 @@ def check(text: str, name: str) -> None:
     key = str(path), status.st_size, status.st_mtime_ns, status.st_ino
     problem = VALIDATION.verdict(key, lambda: _problem(text))
     if problem:
-        raise AdtError(substitute_inputs(problem, lambda field: name if field == "prompts" else field))
+        raise problem.renamed(prompts=name)
 
 
-def _problem(text: str) -> str:
-    """Return the template of the AdtError that `read` raises for the name of a file, or ""."""
+def _problem(text: str) -> AdtError | None:
+    """Return the AdtError that `read` raises for the name of a file."""
     try:
-        read(text, "`prompts`")
+        read(text, "prompts")
     except AdtError as error:
-        return error.template
-    return ""
+        return error
+    return None
 
 
 def read(text: str, name: str, caption: str = CAPTIONS[0], check: Check = lambda: None) -> list[PromptEntry]:
@@ -241,7 +239,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0], check: Check = lambda
         AdtError: If the text is too long, or the file cannot be read or is outside the input folder.
     """
     path = _named(text, name)
-    with _naming_input(name):
+    with renaming(prompts=name):
         if path or not text.strip():
             return read_all(path or BUNDLED_CAPTIONS, caption, check)
         return parse_lines(text, check)
@@ -254,18 +252,9 @@ def _named(text: str, name: str) -> Path | None:
         AdtError: If the text is too long, or the file is outside ComfyUI's input folder.
     """
     if len(text) > LONGEST_TEXT:
-        raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
-    with _naming_input(name):
+        raise AdtError("text.too_long", input=name, count=len(text), most=LONGEST_TEXT)
+    with renaming(prompts=name):
         return _path(text, is_name=name == "file")
-
-
-@contextmanager
-def _naming_input(name: str) -> Iterator[None]:
-    """Replace `prompts` by the id of the input in error messages."""
-    try:
-        yield
-    except AdtError as error:
-        raise AdtError(error.with_inputs(lambda field: name if field == "prompts" else field)) from error
 
 
 _DIGESTED = 8 * 2**20
@@ -312,9 +301,6 @@ def _path(text: str, is_name: bool = False) -> Path | None:
         return None
     parts = PureWindowsPath(name)  # handles the separators, drives and shares of all systems
     if parts.drive or parts.root or ".." in parts.parts or "\0" in name:
-        raise AdtError(
-            f"`prompts`: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
-            "give its name."
-        )
+        raise AdtError("file.outside", name=name[:LONGEST_NAME])
     path = Path(folder_paths.get_input_directory(), name)
     return path if is_name or len(name.split()) == 1 or os.path.isfile(path) else None

@@ -53,10 +53,7 @@ class ADTTreeMapToImage(io.ComfyNode):
     @checked
     def execute(cls, trace: Trace, show: str, opacity: float, images: torch.Tensor | None = None) -> io.NodeOutput:
         if images is not None and len(images) != trace.images:
-            raise AdtError(
-                f"images: {len(images)} were given, but the trace is of {trace.images}; "
-                "connect the images of the same run."
-            )
+            raise AdtError("trace.other_images", count=len(images), traced=trace.images)
         values = torch.tensor([trace.token_map(show, image) for image in range(trace.images)], dtype=torch.float32)
         size = tuple(images.shape[1:3]) if images is not None else tuple(side * _PIXELS for side in trace.grid)
         masks, maps = coloured(values, show, size)

@@ -252,8 +252,9 @@ def _fitted(check: Callable[[str], str], text: str, way: str, name: str) -> tupl
     try:
         check(text)
     except PromptTooLongError as error:
-        sentence = str(error).replace("Prompt", name, 1).removesuffix(".")
-        raise AdtError(f"{sentence}, or set invalid_prompts to '{TRUNCATE}' (under advanced inputs).") from error
+        is_counted = name == _NEGATIVE_PROMPT and error.key == "prompt.too_long"
+        reason = AdtError("negative.too_long", **error.parameters) if is_counted else error
+        raise AdtError("prompt.truncate", error=reason) from error
     return text, ""
 
 

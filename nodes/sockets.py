@@ -16,7 +16,7 @@ from ..adt_core import AdtError, Sampling, Target
 from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
-from .comfy_runtime import tell, without_roots
+from .comfy_runtime import announce, tell, watched, without_roots
 from .schema import NUMBERS, default, input_ids
 
 ModelSocket = io.Custom("ADT_MODEL")
@@ -140,17 +140,18 @@ def checked(function: Callable) -> Callable:
             args = type(args[0].__name__, (args[0],), {"hidden": NO_QUEUE}), *args[1:]
         for name, value in inputs.items():
             if name not in names:
-                raise AdtError(f"{shown(name)} is no input of this node; take the link to it away.")
+                raise AdtError("input.unknown", name=shown(name))
             plain = [kind for kind in kinds.get(name, ()) if isinstance(kind, type)]
             if plain and not isinstance(value, (*plain, *([int] if float in plain else []))):
-                raise AdtError(f"{name}: {shown(value)} arrived, which this input can't use; connect a node to it.")
+                raise AdtError("input.unusable", input=name, value=shown(value))
         if args and not needed <= {"cls", "sampling", *inputs}:
             defaults = {plug.id: default(plug) for plug in args[0].define_schema().inputs if plug.id in needed}
             inputs = {name: value for name, value in defaults.items() if value is not None} | inputs
         try:
             result = function(*args, **inputs)
         except AdtError as error:
-            error.args = (without_roots(error.template), *error.args[1:])
+            error.args = (error.message.map(without_roots),)
+            announce(error, watched())
             raise
         return with_warning(args[0], result) if args else result
 

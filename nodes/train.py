@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from PIL import Image
 from ..adt_core import AdtError, Sampling
 from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from ..adt_core.app.prompts import non_blank
+from ..adt_core.errors import renaming
 from ..adt_core.lab import training
 from ..adt_core.messages import join, message
 from ..adt_core.policies import PLAIN
@@ -153,7 +152,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
     ) -> io.NodeOutput:
         if start is not None:
             check_same_model(start, model)
-        with _naming_inputs():
+        with renaming(**_INPUTS):
             folder = _folder(name)
             texts = _texts(prompts)
             data = TrainingDataArgs(
@@ -285,7 +284,7 @@ def _folder(name: str) -> Path:
     """
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
-        raise AdtError(f"name: '{name}' is a drafter that comes with the pack; choose another name.")
+        raise AdtError("name.taken", name=name)
     return folders.new_drafter(name)
 
 
@@ -299,12 +298,3 @@ def _texts(prompts: list) -> list[str]:
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]
-
-
-@contextmanager
-def _naming_inputs() -> Iterator[None]:
-    """Replace names of fields by ids of inputs in error messages."""
-    try:
-        yield
-    except AdtError as error:
-        raise AdtError(error.with_inputs(lambda field: _INPUTS.get(field, field))) from error

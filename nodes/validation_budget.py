@@ -7,6 +7,8 @@ have any number of nodes that read a file.
 import time
 from collections.abc import Callable, Hashable
 
+from ..adt_core import AdtError
+
 
 class Budget:
     """Verdicts on files, for which the validation of a prompt may take a limited time.
@@ -20,7 +22,7 @@ class Budget:
     def __init__(self, seconds: float):
         self._seconds = seconds
         self._left = seconds
-        self._verdicts: dict[Hashable, str] = {}
+        self._verdicts: dict[Hashable, AdtError | None] = {}
 
     def renew(self, request: dict) -> dict:
         """Give a new prompt the complete time. ComfyUI calls this handler before the validation of every prompt.
@@ -34,12 +36,12 @@ class Budget:
         self._left = self._seconds
         return request
 
-    def verdict(self, key: Hashable, check: Callable[[], str]) -> str:
-        """Return the result of a check, or "" if no time is left for it.
+    def verdict(self, key: Hashable, check: Callable[[], AdtError | None]) -> AdtError | None:
+        """Return the result of a check, or None if no time is left for it.
 
         Args:
             key: Value that the result depends on, such as a file with its size and time.
-            check: Function that returns an error message, or "".
+            check: Function that returns an error, or None.
         """
         if key not in self._verdicts and self._left > 0:
             began = time.monotonic()
@@ -47,4 +49,4 @@ class Budget:
                 self._verdicts.clear()
             self._verdicts[key] = check()
             self._left -= time.monotonic() - began
-        return self._verdicts.get(key, "")
+        return self._verdicts.get(key)

@@ -53,15 +53,12 @@ class ADTTreeMapToVideo(io.ComfyNode):
     @checked
     def execute(cls, trace: Trace, images: torch.Tensor, image: int, seconds: float, fps: float) -> io.NodeOutput:
         if len(images) != trace.images:
-            raise AdtError(
-                f"images: {len(images)} were given, but the trace is of {trace.images}; "
-                "connect the images of the same run."
-            )
+            raise AdtError("trace.other_images", count=len(images), traced=trace.images)
         if image >= trace.images:
-            raise AdtError(f"image: {image} was given, but the trace is of {trace.images} images, counted from 0.")
+            raise AdtError("trace.no_image", image=image, images=trace.images)
         count = round(seconds * fps)
         if count > MAX_FRAMES:
-            raise AdtError(f"seconds: {count} frames are too many; set seconds and fps to at most {MAX_FRAMES} frames.")
+            raise AdtError("seconds.too_many", count=count, most=MAX_FRAMES)
         frames = _frames(trace, images[image : image + 1, ..., :3].float(), image, count, round(fps))
         return io.NodeOutput(frames, fps)
 

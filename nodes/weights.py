@@ -246,7 +246,7 @@ def loaded(
     needed = sum(patcher.least_size() for patcher in patchers) + (memory_required if least is None else least)
     is_limited = not mm.is_device_cpu(device) and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
-        raise _too_large(patchers[0], needed, "has {total:.1f} GiB; {remedy}")
+        raise _too_large("gpu.too_small", patchers[0], needed)
     held = sum(map(held_bytes, {decoder for patcher in patchers for decoder in patcher.model.decoders}))
     try:
         with _beside(patchers, keeps_layers=not memory_required):
@@ -262,8 +262,7 @@ def loaded(
         mm.unload_all_models()  # as ComfyUI does for such an error
         for patcher in patchers:
             patcher.detach()  # ComfyUI loses track of loaded weights when loading others fails
-        words = "ran out of its {total:.1f} GiB; close other programs that use it, or {remedy}"
-        raise _too_large(patchers[0], needed, words) from error
+        raise _too_large("gpu.ran_out", patchers[0], needed) from error
 
 
 @contextmanager
@@ -279,10 +278,10 @@ def _beside(patchers: Sequence[WeightsPatcher], keeps_layers: bool) -> Iterator[
             patcher.beside = ()
 
 
-def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
-    """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
+def _too_large(key: str, patcher: ModelPatcher, needed: int) -> AdtError:
+    """Return the error for weights that need more memory than the device has."""
     device = patcher.load_device
     weights = patcher.model
     total = memory_limit().bytes if mm.is_device_cpu(device) else mm.get_total_memory(device)
-    rest = words.format(total=total / 2**30, remedy=weights.remedy)
-    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GiB with its working memory, and {device} {rest}.")
+    sizes = {"needed": f"{needed / 2**30:.1f}", "total": f"{total / 2**30:.1f}"}
+    return AdtError(key, title=weights.title, device=device, remedy=weights.remedy, **sizes)

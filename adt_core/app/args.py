@@ -44,7 +44,7 @@ def _stride(shard: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
-        raise AdtError(f"`shard` is {shown(shard)}; write I/N with I from 1 to N, such as 2/8.")
+        raise AdtError("shard.invalid", shard=shown(shard))
     return number, count
 
 

@@ -32,7 +32,7 @@ def command_line(path: Path, options: Mapping[str, Option], command: str) -> lis
     for key, value in _read(path).items():
         name = key.replace("-", "_")
         if name not in options:
-            raise AdtError(f"`config`: '{path}' has {shown(key)}, which is no option of {command}; remove it.")
+            raise AdtError("config.unknown_option", path=path, option=shown(key), command=command)
         words += _words(f"--{name.replace('_', '-')}", value, options[name], path)
     return words
 
@@ -42,17 +42,17 @@ def _read(path: Path) -> dict[str, Any]:
         text = read_text(path, _MOST)
         found = _toml(text) if path.suffix.lower() == ".toml" else parse_json(text)
     except OSError as error:
-        raise AdtError(f"`config`: '{path}' can't be read ({reason(error)}); name another file.") from error
+        raise AdtError("config.unreadable", path=path, reason=reason(error)) from error
     except ValueError as error:
-        raise AdtError(f"`config`: '{path}' is not valid JSON or TOML ({error}); correct it.") from error
+        raise AdtError("config.not_json", path=path, reason=error) from error
     if not isinstance(found, dict):
-        raise AdtError(f"`config`: '{path}' is no object with options by name; write {{\"seed\": 1}}, for example.")
+        raise AdtError("config.no_object", path=path)
     return found
 
 
 def _toml(text: str) -> dict[str, Any]:
     if importlib.util.find_spec("tomllib") is None:
-        raise AdtError("`config`: TOML files need Python 3.11; use a JSON file.")
+        raise AdtError("config.toml")
     import tomllib
 
     return tomllib.loads(text)
@@ -68,5 +68,5 @@ def _words(flag: str, value: Any, option: Option, path: Path) -> list[str]:
         value = "x".join(map(str, value))
     values = value if isinstance(value, list) and option.repeated else [value]
     if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in values):
-        raise AdtError(f"`config`: '{path}' has {shown(value)} as the value of {flag}; write a text or a number.")
+        raise AdtError("config.bad_value", path=path, value=shown(value), option=flag)
     return [f"{flag}={item}" for item in values]

@@ -38,11 +38,11 @@ def check_args(args: ImageToImageArgs) -> None:
     if args.continue_from is not None:
         open_rgb(args.continue_from, "continue_from")
     elif args.mask is not None or args.keep is not None or args.keep_left is not None:
-        raise AdtError("`keep`, `keep_left` and `mask` need an image to continue; give it with `continue_from`.")
+        raise AdtError("keep.without_image")
     if args.mask is not None:
         open_rgb(args.mask, "mask")
         if args.keep is not None or args.keep_left is not None:
-            raise AdtError("`mask` says which part is kept; leave out `keep` and `keep_left`.")
+            raise AdtError("keep.with_mask")
 
 
 def kept_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ def kept_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     keep = DEFAULT_KEEP if args.keep is None else args.keep
     count = prefix_length(target.grid, keep, args.keep_left or 0.0)
     if count == rows * columns:
-        raise AdtError(f"`keep` is {keep:g}, which keeps all {rows} rows of tokens; choose a smaller number.")
+        raise AdtError("keep.everything", keep=f"{keep:g}", rows=rows)
     return kept_of(image, upper_part_kept(target.grid, count), target)
 
 
@@ -105,6 +105,6 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
     """
     for name, share in (("keep", keep), ("keep_left", keep_left)):
         if not (math.isfinite(share) and 0 <= share <= 1):
-            raise AdtError(f"`{name}` is {share}; it must be a number from 0 (nothing) to 1 (everything).")
+            raise AdtError("keep.not_a_share", input=name, value=share)
     rows, columns = grid
     return min(math.floor(keep * rows + 0.5) * columns + math.floor(keep_left * columns + 0.5), rows * columns)

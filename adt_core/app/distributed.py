@@ -51,10 +51,7 @@ def start_cluster(
             raise error.cause from error  # the worker's own exception
         except ray.exceptions.RayActorError as error:
             problem = str(error).strip().splitlines()[-1].strip()
-            raise AdtError(
-                f"`workers`: a worker failed {MAX_RESTARTS + 1} times, or could not be started ({problem}); "
-                "check the free memory, and that every machine has this pack. Finished results were kept."
-            ) from error
+            raise AdtError("workers.failed", count=MAX_RESTARTS + 1, problem=problem) from error
         finally:
             ray.shutdown()
 
@@ -125,8 +122,7 @@ class _RayActor:
         except AdtError as error:
             if self._address is None:
                 raise
-            where = f"On the machine {platform.node()}: the paths of weights and images must exist on every machine."
-            raise AdtError(f"{error.template} ({where})") from error
+            raise AdtError("workers.where", error=error, node=platform.node()) from error
 
     def load(self) -> Any:
         return self._worker.facts
@@ -167,10 +163,7 @@ def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError, ImportError, SystemExit) as error:
-        raise AdtError(
-            f"`ray_address`: no cluster of this Ray version answers at '{address}' ({' '.join(str(error).split())}); "
-            "start one with 'ray start --head', or remove the option."
-        ) from error
+        raise AdtError("workers.no_cluster", address=address, reason=" ".join(str(error).split())) from error
     return ray
 
 
@@ -186,8 +179,6 @@ def _resources(ray: Any, device: str, workers: int) -> dict[str, int]:
     resources = ray.cluster_resources()
     kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"
     if resources.get(kind, 0) < workers:
-        raise AdtError(
-            f"`workers` is {workers}, and each needs one {kind}, but Ray has only {resources.get(kind, 0):g}; "
-            f"use fewer workers or add machines{', or choose `device` cpu' if kind == 'GPU' else ''}."
-        )
+        key = "workers.too_few_gpus" if kind == "GPU" else "workers.too_few_cores"
+        raise AdtError(key, workers=workers, count=f"{resources.get(kind, 0):g}")
     return {"num_gpus": 1, "num_cpus": 0} if kind == "GPU" else {"num_cpus": 1}

@@ -163,7 +163,7 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
     found = parts if row else [part for part in parts if part.download.name.lower() == name.lower()][:1]
     if not found:
         names = ", ".join(row.name for row in rows)
-        raise AdtError(f"`name`: {shown(name)} is not a published model; use one of {names}.")
+        raise AdtError("download.unknown_model", name=shown(name), names=names)
     return found
 
 
@@ -255,8 +255,7 @@ def _list(part: DownloadPart, meter: _Meter) -> list[_File]:
     except UnknownCommit as error:
         if wanted != record["commit"]:
             raise
-        remedy = f"if the authors have replaced it, delete {_record_file(part)}, and run it again"
-        raise AdtError(f"{error.template.removesuffix('.')}; {remedy}.") from error
+        raise AdtError("download.not_the_first", error=error, record_file=_record_file(part)) from error
     files = []
     for file in _required(part.download, listed):
         *folders, name = _names(file.path, repository)
@@ -264,7 +263,7 @@ def _list(part: DownloadPart, meter: _Meter) -> list[_File]:
         files.append(_File(repository, commit, file, inside(part.home, *place, *folders) / name))
     for one in files if commit == record["commit"] else ():
         if record["files"].get(one.listed.path, one.listed.digest) != one.listed.digest:
-            raise AdtError(f"{one} is not the file of the first download; report it, and do not download it.")
+            raise AdtError("download.changed", file=one)
     return files
 
 
@@ -284,12 +283,16 @@ def _required(download: Download, listed: list[Listed]) -> list[Listed]:
         names = [path for path in names if not (".bin" in path and PurePosixPath(path).parent in safe)]
         absent = [name for folder in download.weights for name in _absent(folder, names)]
     if absent:
-        remedy = "report it, or put the files in place by hand"
-        raise AdtError(f"{download.repository} has no {absent[0]} on {endpoint()}; {remedy}.")
+        raise AdtError("download.missing_file", repository=download.repository, file=absent[0], endpoint=endpoint())
     size = sum(files[name].size for name in names)
     if size > 4 / 3 * 1e9 * download.gigabytes or len(names) > 1000:
-        problem = f"has {in_gigabytes(size / 1e9)} in {len(names)} files, but {download.size} were expected"
-        raise AdtError(f"{download.repository} {problem}; report it, and do not download it.")
+        raise AdtError(
+            "download.other_size",
+            repository=download.repository,
+            found=in_gigabytes(size / 1e9),
+            count=len(names),
+            size=download.size,
+        )
     return [files[name] for name in names]
 
 
@@ -307,7 +310,7 @@ def _names(path: str, repository: str) -> list[str]:
     for name in names:
         is_odd = name.endswith((".", " ")) or re.search(r'[\\:*?"<>|\x00-\x1f]', name)  # Windows drops dots and spaces
         if not name or is_odd or is_device(name):
-            raise AdtError(f"{repository} has a file called {path!r}, which can't be a file in a folder of models.")
+            raise AdtError("download.bad_name", repository=repository, path=path)
     return names
 
 
@@ -324,7 +327,7 @@ def _read_record(part: DownloadPart) -> dict[str, Any]:
         record = parse_json(read_text(file, 64))
         return {"commit": record["commit"] + "", "files": dict(record["files"])}
     except (OSError, LookupError, TypeError, ValueError):
-        raise AdtError(f"{file} can't be read; delete it, and run it again.") from None
+        raise AdtError("download.unreadable", file=file) from None
 
 
 def _record(part: DownloadPart, files: Sequence[_File]) -> None:
@@ -361,7 +364,7 @@ def _retried(attempt: Callable[[bool], T], arrived: Callable[[], int], meter: _M
             most = max(most, size)
             is_wrong = problem.is_wrong
             if failed == _TRIES:
-                raise AdtError(str(problem)) from problem
+                raise problem.error from problem
             wait = max(PAUSE, problem.wait)
         meter.say("retrying", failed=failed, tries=_TRIES, seconds=f"{wait:.0f}")
         meter.pause(wait)
@@ -386,10 +389,9 @@ def _fetch(file: _File, meter: _Meter) -> None:
             os.fsync(stream.fileno())
             meter.tell()
             if stream.tell() < size:
-                raise FailedAttempt(f"The connection broke off in {file}; check the network, and run it again.")
+                raise FailedAttempt(AdtError("download.broke_off", file=file))
             if not _is_published(file, file.part, meter.tick):
-                text = f"{file} arrived damaged: its hash is not the published one; run it again later."
-                raise FailedAttempt(text, is_wrong=True)
+                raise FailedAttempt(AdtError("download.damaged", file=file), is_wrong=True)
 
         _retried(attempt, stream.tell, meter)
 
@@ -405,8 +407,7 @@ def _is_installed(file: _File, meter: _Meter) -> bool:
     meter.say("checking")
     if _is_published(file, file.place, meter.check):
         return True
-    problem = f"exists and differs from the published file ({file})"
-    raise AdtError(f"{file.place} {problem}; move it to another folder, and run it again.")
+    raise AdtError("download.file_exists", path=file.place, file=file)
 
 
 def _is_published(file: _File, path: Path, check: Check) -> bool:
@@ -432,10 +433,8 @@ def _check_space(files: Sequence[_File]) -> None:
         free = shutil.disk_usage(folder).free
         if needed[disk] + _MARGIN > free:
             size = sum(one.listed.size - one.arrived() for one in files) + _MARGIN
-            problem = (
-                f"The download needs {in_gigabytes(size / 1e9)} in {folder}, where {in_gigabytes(free / 1e9)} are free"
-            )
-            raise AdtError(f"{problem}; delete files, or choose a folder on another disk.")
+            sizes = {"needed": in_gigabytes(size / 1e9), "free": in_gigabytes(free / 1e9)}
+            raise AdtError("download.disk_full", folder=folder, **sizes)
 
 
 def _leftovers(part: DownloadPart) -> Iterator[Path]:

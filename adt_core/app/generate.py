@@ -55,7 +55,7 @@ def plan(args: GenerateArgs) -> GeneratePlan:
     if args.inputs.from_png is None:  # a PNG may contain options that the chosen method does not use
         recipe.drafting.check_options(given)
     if args.files.compare and not recipe.drafting.policy.needs_drafter:
-        raise AdtError("`compare` needs a `method` other than no-drafting; choose one.")
+        raise AdtError("compare.no_method")
     if recipe.sampling.noise == UPSTREAM and recipe.sampling.noise_batch is None:
         # The noise depends on the number of images per prompt, and a part may contain only some of these.
         given = {**given, "noise_batch": recipe.image_index + args.batch.num_images_per_prompt}
@@ -64,7 +64,7 @@ def plan(args: GenerateArgs) -> GeneratePlan:
     is_list = args.inputs.prompts is not None
     shard = args.inputs.stride
     if shard != (1, 1) and not is_list:
-        raise AdtError("`shard` needs a list of prompts; give a file with `prompts`.")
+        raise AdtError("shard.without_list")
     jobs = JobList(entries, recipe, args.batch.num_images_per_prompt, shard, args.batch.same_noise)
     checked = GeneratePlan(args, given, recipe, jobs, is_list, note)
     _check_files(checked)
@@ -76,16 +76,14 @@ def _entries(args: GenerateArgs) -> tuple[list[PromptEntry], str]:
     inputs = args.inputs
     if inputs.prompts is None:
         if not (inputs.prompt or "").strip():
-            raise AdtError("`prompt` is empty; describe the image in a few words.")
+            raise AdtError("prompt.empty")
         entry = PromptEntry("1", inputs.prompt or "")
         return [entry], remarks([entry])
     listed = read_all(inputs.prompts)
     prompts = non_blank(listed)
     if inputs.invalid_prompts == RAISE and len(prompts) < len(listed):
         blank = next(prompt.id for prompt in listed if not prompt.text)
-        raise AdtError(
-            f"`prompts`: that with the id {shown(blank)} is empty; write it, or set `invalid_prompts` to skip."
-        )
+        raise AdtError("prompts.one_empty", id=shown(blank))
     return prompts, "\n".join(filter(None, [blank_note(listed), remarks(prompts)]))
 
 
@@ -95,9 +93,9 @@ def _check_files(plan: GeneratePlan) -> None:
     _check_output(files.output, plan.is_list)
     for name, path in given_paths(files, "tokens", "trace", "report"):
         if not path.name:
-            raise AdtError(f"`{name}`: '{path}' is a folder; name a file.")
+            raise AdtError("file.is_folder", input=name, path=path)
     if files.format == WEBDATASET and not plan.is_list:
-        raise AdtError("`format` webdataset needs a list of prompts; give a file with `prompts`.")
+        raise AdtError("webdataset.without_list")
     sources = [
         *given_paths(plan.args.inputs, "prompts", "from_png"),
         *given_paths(plan.args.image_to_image, "source", "continue_from", "mask"),
@@ -114,9 +112,9 @@ def _check_output(output: Path, is_list: bool) -> None:
     """Raise AdtError if the name of the output does not fit."""
     suffix = output.suffix.lower()
     if is_list and suffix in _IMAGE_SUFFIXES:
-        raise AdtError(f"`output`: '{output}' is the name of an image; name a folder for the images of a list.")
+        raise AdtError("output.is_image", path=output)
     if not is_list and suffix != ".png":
-        raise AdtError(f"`output`: '{output}' must end in .png.")
+        raise AdtError("output.not_png", path=output)
 
 
 def _images(plan: GeneratePlan, others: Sequence[Path]) -> list[Path]:
@@ -144,10 +142,7 @@ def _line_outputs(plan: GeneratePlan) -> list[tuple[str, Path]]:
     """Return the reports and the files with lines, both of all shards together and of this shard."""
     report = plan.args.files.report
     if report is not None and report.suffix.lower() == ".jsonl":
-        raise AdtError(
-            f"`report`: '{report}' ends in .jsonl, but the sums are one JSON object; name a .json file. The "
-            "statistics of each image are written next to it, with the ending .jsonl."
-        )
+        raise AdtError("report.is_lines", path=report)
     named = [*_line_files(plan).items(), *([("report", report)] if report is not None else [])]
     return [(name, path) for name, file in named for path in {file: 0, shard_path(file, plan.jobs.shard): 0}]
 
@@ -190,10 +185,7 @@ def run(plan: GeneratePlan) -> str:
 def _common(loaded: Sequence[GenerateFacts]) -> GenerateFacts:
     """Return the facts of all workers, which must have loaded the same weights."""
     if len({facts.identity.key for facts in loaded}) > 1:
-        raise AdtError(
-            "`model`: the workers have loaded different weights or precisions; copy the same files to every machine, "
-            "and give `dtype` if the machines differ."
-        )
+        raise AdtError("workers.other_weights")
     return loaded[0]
 
 
@@ -260,10 +252,7 @@ class _Output:
         if self._plan.args.files.compare and len(missing) < len(self._plan.jobs):
             uncompared = next((n for n, record in self._store.records() if "plain" not in record["figures"]), None)
             if uncompared is not None:
-                raise AdtError(
-                    f"`compare`: image {uncompared} of the list was generated without a comparison; choose another "
-                    "folder, or give `overwrite` to generate all images again."
-                )
+                raise AdtError("compare.not_compared", number=uncompared)
         return missing
 
     def add(self, image: FinishedImage) -> None:
@@ -290,9 +279,7 @@ class _Output:
         reasons = sorted(self._left_out.items(), key=lambda item: item[0].number)
         if reasons and len(reasons) == self._plan.jobs.count:
             job, reason = reasons[0]
-            raise AdtError(
-                f"`prompts`: no prompt of the list can be drawn; the first, {shown(job.prompt)}, is {reason}"
-            )
+            raise AdtError("prompts.none_possible", prompt=shown(job.prompt), reason=reason)
         lines = [f"Prompt {shown(job.id)}, {shown(job.prompt)}: {reason}" for job, reason in reasons]
         if len(lines) > MAX_LISTED:
             lines = [*lines[:MAX_LISTED], f"{len(lines) - MAX_LISTED} more prompts were left out."]

@@ -142,12 +142,10 @@ class GenerateWorker:
                     try:
                         _ = target.sized(*value) if name == "size" else target.check_prompt(value)
                     except AdtError as error:
-                        raise AdtError(f"`prompts`: in the row of {shown(job.id)}, {error.template}") from error
+                        raise AdtError("prompts.in_row", id=shown(job.id), error=error) from error
         recipe = self._pipeline.recipe
         if checked["size"] and (recipe.kept or recipe.sources):
-            raise AdtError(
-                "`prompts` has a column with sizes, but an image to continue or to edit has its own; remove it."
-            )
+            raise AdtError("prompts.sizes")
 
     def _facts(self, prompts: Sequence[str], notes: list[str]) -> GenerateFacts:
         pipeline = self._pipeline

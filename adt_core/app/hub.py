@@ -30,7 +30,6 @@ _LARGEST_LIST = 2**24  # bytes; the lists of published models have less than 1 %
 _CHUNK = 2**17  # bytes per read; the bytes of an incomplete chunk are lost if the connection breaks
 _QUEUED = 8  # chunks that wait to be written
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_AGAIN = "run it again: what has arrived is kept"
 
 
 class Listed(NamedTuple):
@@ -48,15 +47,17 @@ class Listed(NamedTuple):
 
 
 class FailedAttempt(Exception):
-    """Failure that another attempt may avoid. The message is the template of an AdtError.
+    """Failure that another attempt may avoid.
 
     Attributes:
+        error: Error to raise after the last attempt.
         wait: Seconds that the server asks to wait before the next attempt.
         is_wrong: Whether the next attempt should start at the first byte.
     """
 
-    def __init__(self, template: str, wait: float = 0.0, is_wrong: bool = False):
-        super().__init__(template)
+    def __init__(self, error: AdtError, wait: float = 0.0, is_wrong: bool = False):
+        super().__init__(error)
+        self.error = error
         self.wait = wait
         self.is_wrong = is_wrong
 
@@ -96,8 +97,7 @@ def list_files(repository: str, commit: str, check: Check) -> tuple[str, list[Li
         if not re.fullmatch("[0-9a-f]{40}", info["sha"]) or commit not in ("", info["sha"]):
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
-        problem = f"sent no list of the files of {repository} with their sizes and hashes"
-        raise AdtError(f"{endpoint()} {problem}; check HF_ENDPOINT and the proxy.") from None
+        raise AdtError("hub.no_list", endpoint=endpoint(), repository=repository) from None
     return info["sha"], found
 
 
@@ -134,8 +134,8 @@ def read_file(repository: str, commit: str, file: Listed, start: int, check: Che
     is_complete = head.status == 200 and length in ("", str(file.size))
     if not is_plain or not (is_rest or is_complete):
         problem = f"HTTP {head.status}, {length or 'unknown'} bytes, {file.size} expected"
-        text = f"{endpoint()} does not send {what} as it lists it ({problem}); check HF_ENDPOINT and the proxy."
-        raise FailedAttempt(text, is_wrong=head.status in (206, 416))
+        error = AdtError("hub.other_answer", endpoint=endpoint(), file=what, reason=problem)
+        raise FailedAttempt(error, is_wrong=head.status in (206, 416))
     begins = start if is_rest else 0
     yield begins
     yield from _limited(answer, file.size - begins)
@@ -168,8 +168,7 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
     from huggingface_hub.utils import build_hf_headers
 
     if constants.HF_HUB_OFFLINE:
-        problem = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; unset both, and start again"
-        raise AdtError(f"{what} can't be downloaded, because {problem}.")
+        raise AdtError("hub.offline", file=what)
     sent = {**build_hf_headers(), "Accept-Encoding": "identity", **headers}
     for item in _read_in_thread(_answer(url, sent), check):
         if isinstance(item, _Head):
@@ -243,45 +242,40 @@ def _refuse(head: _Head, what: str, repository: str, has_token: bool) -> None:
     pause = head.headers.get("Retry-After", "")
     wait = min(float(pause), 1e6) if pause.isdecimal() else 0.0
     if head.urls[0].startswith("https:") and any(url.startswith("http:") for url in head.urls):
-        raise AdtError(f"{endpoint()} redirects {what} to an address without encryption; check HF_ENDPOINT.")
+        raise AdtError("hub.not_encrypted", endpoint=endpoint(), file=what)
     if status in _TRANSIENT and wait > _LONGEST_WAIT:
-        problem = f"accepts no requests for {what} for the next {wait / 60:.0f} minutes (HTTP {status})"
-        raise AdtError(f"{endpoint()} {problem}; wait, and {_AGAIN}.")
+        raise AdtError("hub.limit", endpoint=endpoint(), file=what, minutes=f"{wait / 60:.0f}", status=status)
     if status in _TRANSIENT:
-        raise FailedAttempt(f"{endpoint()} answered HTTP {status} for {what}; wait, and {_AGAIN}.", wait)
+        raise FailedAttempt(AdtError("hub.busy", endpoint=endpoint(), status=status, file=what), wait)
     if code == "RevisionNotFound":
-        raise UnknownCommit(f"{endpoint()} no longer has the expected version of {what}; report it.")
+        raise UnknownCommit("hub.no_version", endpoint=endpoint(), file=what)
     if code == "GatedRepo":
-        remedy = f"accept its terms on {page_of(repository)}, create a token on that site, set HF_TOKEN to it"
-        raise AdtError(f"{what} is gated: {remedy}, and start again.")
+        raise AdtError("hub.gated", file=what, page=page_of(repository))
     if status == 401 and has_token:
-        raise AdtError(f"{endpoint()} does not accept {_login()} for {what} (HTTP 401).")
+        raise _login_error(what)
     if status in (401, 403, 404):
-        problem = f"has no {what} that you may read (HTTP {status})"
-        raise AdtError(f"{endpoint()} {problem}; check HF_ENDPOINT and HF_TOKEN.")
+        raise AdtError("hub.no_access", endpoint=endpoint(), file=what, status=status)
     if status >= 400 and status != 416:
-        raise AdtError(f"{endpoint()} answered HTTP {status} for {what}; {_AGAIN}.")
+        raise AdtError("hub.status", endpoint=endpoint(), status=status, file=what)
     if "text/html" in head.headers.get("Content-Type", ""):
-        remedy = f"log in to the network, or check HF_ENDPOINT and the proxy, and {_AGAIN}"
-        raise AdtError(f"{endpoint()} sent a web page instead of {what}; {remedy}.")
+        raise AdtError("hub.web_page", endpoint=endpoint(), file=what)
 
 
-def _login() -> str:
-    """Return where the user's token is stored, and what to do if the server does not accept it."""
+def _login_error(what: str) -> AdtError:
+    """Return the error for a token that the server does not accept. It names where the token is stored."""
     from huggingface_hub import constants, get_token
 
     saved = Path(constants.HF_TOKEN_PATH)
     with suppress(OSError, UnicodeDecodeError):
         if read_text(saved, 1).strip() == get_token():
-            return f"the login that is saved in {saved}; log in again with `hf auth login`, or delete this file"
-    return "the token in HF_TOKEN; set it to a valid token, or unset it"
+            return AdtError("hub.login_saved", endpoint=endpoint(), file=what, path=saved)
+    return AdtError("hub.token", endpoint=endpoint(), file=what)
 
 
-def _connection_error(cause: Exception, what: str) -> str:
-    """Return the message for an exception of the network. Tokens, passwords and signatures are removed."""
+def _connection_error(cause: Exception, what: str) -> AdtError:
+    """Return the error for an exception of the network. Tokens, passwords and signatures are removed."""
     problem = re.sub(r"hf_\w+|(?<=//)[^/@\s]+@|\?\S+", "", one_line(str(cause)))[:200] or type(cause).__name__
-    remedy = f"check the network, HF_ENDPOINT and the proxy, and {_AGAIN}"
-    return f"The connection to {endpoint()} failed for {what} ({problem}); {remedy}."
+    return AdtError("hub.no_connection", endpoint=endpoint(), file=what, reason=problem)
 
 
 def endpoint() -> str:
@@ -303,5 +297,4 @@ def _address() -> str:
         parts = urlsplit(address)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return address
-    problem = f"HF_ENDPOINT is {shown(_without_password(address))}, which is not the address of a server"
-    raise AdtError(f"{problem}; set it to one such as https://huggingface.co, or unset it.")
+    raise AdtError("hub.no_address", value=shown(_without_password(address)))

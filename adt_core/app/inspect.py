@@ -104,8 +104,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
-        if not any(remedy in error.template for remedy in advice):
-            advice.append(error.template.removesuffix("."))
+        if not any(remedy in error.message for remedy in advice):
+            advice.append(error.message.removesuffix("."))
     figures = {
         "role": "target",
         "family": family.name,

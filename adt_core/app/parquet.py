@@ -36,7 +36,7 @@ def read_rows(path: Path, needed: Sequence[str], known: Sequence[str]) -> Iterat
     """
     if importlib.util.find_spec("pyarrow") is None:
         command = pip_install("pyarrow")
-        raise AdtError(f"`prompts`: '{path}' needs the package pyarrow, which is not installed; run {command}")
+        raise AdtError("prompts.no_pyarrow", path=path, command=command)
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     with opened(path) as file:

@@ -59,10 +59,10 @@ _ZIP = b"PK\x03\x04"
 _HEAD = 4096
 """Number of bytes from which the kind of a file is guessed."""
 _ZIPPED = {
-    ".docx": "a Word document",
-    ".xlsx": "an Excel workbook",
-    ".odt": "an OpenDocument text",
-    ".ods": "an OpenDocument spreadsheet",
+    ".docx": "kind.docx",
+    ".xlsx": "kind.xlsx",
+    ".odt": "kind.odt",
+    ".ods": "kind.ods",
 }
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
 MAX_ENTRIES = 1_000_000
@@ -124,17 +124,14 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0], check: Check = lambda
         entries = _parquet(path) if suffix == PARQUET else _entries(_read_text_file(path), suffix, caption)
         prompts = _collect(entries, check)
     except OSError as error:
-        kind = "a Parquet table" if suffix == PARQUET else "UTF-8 text"
-        raise AdtError(f"`prompts`: '{path}' can't be read as {kind} ({reason(error)}).") from error
+        key = "prompts.unreadable_table" if suffix == PARQUET else "prompts.unreadable"
+        raise AdtError(key, path=path, reason=reason(error)) from error
     except AdtError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AdtError(
-            f"`prompts`: '{path}' does not have the format of its file extension ({error}); use MS-COCO captions, "
-            "a table with a column 'prompt', JSON lines or plain text."
-        ) from error
+        raise AdtError("prompts.bad_format", path=path, reason=error) from error
     if not non_blank(prompts):
-        raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
+        raise AdtError("prompts.empty_file", path=path)
     return prompts
 
 
@@ -149,13 +146,13 @@ def _read_text_file(path: Path) -> str:
         head = file.read(_HEAD)
     kind = foreign_text(head)
     if head.startswith(_ZIP):
-        kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')}, not a text file"
+        kind = message(_ZIPPED.get(path.suffix.lower(), "kind.zip"))
     else:
         with suppress(UnicodeDecodeError):
             text = read_text(path, LARGEST_LIST)
             if "\0" not in text:
                 return text
-    raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a UTF-8 text file.")
+    raise AdtError("prompts.not_text", path=path, kind=kind)
 
 
 def _entries(text: str, suffix: str, caption: str) -> Iterator[PromptEntry]:
@@ -180,7 +177,7 @@ def _collect(entries: Iterable[PromptEntry], check: Check) -> list[PromptEntry]:
         if len(prompts) % _PER_CHECK == 0:
             check()
         if len(prompts) == MAX_ENTRIES:
-            raise AdtError(f"`prompts`: the list has more than {MAX_ENTRIES} prompts; divide it into several files.")
+            raise AdtError("prompts.too_many", most=MAX_ENTRIES)
         prompts.append(PromptEntry(id[:_MAX_ID], text.strip(), seed, settings))
     return prompts
 
@@ -224,17 +221,12 @@ def select(
         AdtError: If there are no prompts, or the selection is empty.
     """
     if not prompts:
-        raise AdtError("there are no prompts: every line is blank or a comment; write one prompt per line.")
+        raise AdtError("prompts.none")
     selected = [prompt for prompt in prompts if folded(filter) in folded(prompt.text)]
     if not selected:
-        raise AdtError(
-            f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
-            "enter part of a prompt, or leave it empty for all."
-        )
+        raise AdtError("filter.no_match", count=len(prompts), text=shown(filter))
     if start_index >= len(selected):
-        raise AdtError(
-            f"start_index is {start_index}, but there are only {len(selected)} prompts; use a smaller number."
-        )
+        raise AdtError("start_index.too_large", index=start_index, count=len(selected))
     if shuffle_seed:
         selected = sample(selected, len(selected), shuffle_seed)
     return selected[start_index:][: count or None]

@@ -40,14 +40,11 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
         AdtError: If the file of prompts is missing or Ray is not installed.
     """
     if args.uses_ray and not prompts:
-        raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
+        raise AdtError("workers.without_list")
     if args.uses_ray and importlib.util.find_spec(f"{__package__}.distributed") is None:
-        raise AdtError(
-            "`workers` and `ray_address` are missing in the version that ComfyUI Manager installs; clone this pack's "
-            "repository, and run the command there."
-        )
+        raise AdtError("workers.left_out")
     if args.uses_ray and importlib.util.find_spec("ray") is None:
-        raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
+        raise AdtError("workers.no_ray", command=pip_install("ray"))
 
 
 @contextmanager

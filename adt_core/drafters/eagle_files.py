@@ -73,19 +73,22 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """
     refuse_eagle3(checkpoint, f"drafter {path!r}")
     ours = target.decoder.config
-    remedy = "choose a drafter that was trained for this model"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
-        raise AdtError(f"drafter {path!r} is not an EAGLE drafter (it lacks fc.weight or layers.0.*); {remedy}.")
+        raise AdtError("drafter.not_eagle", path=path)
     width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
     if width != ours.hidden_size or tokens != ours.vocab_size:
         raise AdtError(
-            f"drafter {path!r} has hidden size {width} and {tokens} tokens, but {target.name} has "
-            f"hidden size {ours.hidden_size} and {ours.vocab_size} tokens; {remedy}."
+            "drafter.other_sizes",
+            path=path,
+            width=width,
+            tokens=tokens,
+            model=target.name,
+            own_width=ours.hidden_size,
+            own_tokens=ours.vocab_size,
         )
     drafter, entries = describe(checkpoint, ours)
     if drafter.config.qk_norm != ours.qk_norm or drafter.config.grid_rope != grid_of_pairs(ours):
-        problem = f"was trained for another model family or image size than {target.name}"
-        raise AdtError(f"drafter {path!r} {problem}; {remedy}.")
+        raise AdtError("drafter.other_family", path=path, model=target.name)
     check_entries(entries, checkpoint)
     return drafter
 

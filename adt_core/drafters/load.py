@@ -81,10 +81,7 @@ def load_drafter(
         return network
     combined = with_window(network)
     if combined is network:
-        raise AdtError(
-            f"`drafter` is {shown(name)}, but this drafter does not support the Jacobi window; use "
-            f"{shown(network.name)}."
-        )
+        raise AdtError("drafter.no_window", name=shown(name), network=shown(network.name))
     combined.name = name
     return combined
 

@@ -67,7 +67,7 @@ class Decoding:
             AdtError: If `batch_size` is below 1. Iteration also raises it if the main memory is too small.
         """
         if batch_size is not None and batch_size < 1:
-            raise AdtError(f"`batch_size` is {batch_size}; it must be 1 or more.")
+            raise AdtError("batch_size.too_small", batch_size=batch_size)
         self.request = request
         self.batch_size = min(batch_size or self.images, self.images)
         self.codes = request.kept.tokens.clone()

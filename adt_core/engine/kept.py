@@ -54,14 +54,12 @@ class KeptTokens:
         most = target.num_cells
         if codes.ndim != 2 or len(codes) != images or codes.shape[1] > most:
             shape = list(codes.shape)
-            raise AdtError(f"`kept` has the shape {shape}; it must be [{images} images, at most {most} codes].")
+            raise AdtError("kept.shape", shape=shape, images=images, most=most)
         low = int(codes.min()) if codes.numel() else 0
         high = int(codes.max()) if codes.numel() else 0
         if low < -1 or high >= target.num_codes:
             last = target.num_codes - 1
-            raise AdtError(
-                f"`kept` has codes from {low} to {high}, but {target.name} has only codes 0 to {last} (-1: generate)."
-            )
+            raise AdtError("kept.codes", low=low, high=high, model=target.name, last=last)
         return cls(target.tokens(F.pad(codes.cpu(), (0, most - codes.shape[1]), value=-1)))
 
     @property

@@ -108,11 +108,10 @@ class Request:
             AdtError: If there are no prompts, or arguments contradict each other.
         """
         if not prompts:
-            raise AdtError("`batch_size` is 0; it must be 1 or more.")
+            raise AdtError("batch_size.too_small", batch_size=0)
         images = len(prompts)
         if negatives is not None and len(negatives) != images:
-            given = f"{len(negatives)} negative prompts were given for {images} prompts"
-            raise AdtError(f"{given}; give one for each, or none.")
+            raise AdtError("request.lengths", count=len(negatives), images=images)
         rows = [*prompts]
         if recipe.sampling.guided:
             rows += map(target.unconditional, prompts) if negatives is None else negatives
@@ -123,15 +122,13 @@ class Request:
     def __post_init__(self) -> None:
         most = self.target.decoder.config.max_positions - self.target.length
         if self.longest > most:
-            raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
+            raise AdtError("prompt.too_long", tokens=self.longest, model=self.target.name, limit=most)
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
-            raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'no-drafting'.")
+            raise AdtError("method.needs_drafter", method=method)
         if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
             least = self._last_index + 1
-            raise AdtError(
-                f"`noise_batch` is {self.script_batch}, which is too small for image {least}; use {least} or more."
-            )
+            raise AdtError("noise_batch.too_small", value=self.script_batch, least=least)
 
     @property
     def sampling(self) -> Sampling:

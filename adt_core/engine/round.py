@@ -400,9 +400,5 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
 def not_finite_error(target: Target) -> AdtError:
     """Return the error for logits of `target` that are infinite or NaN."""
     dtype = str(target.decoder.dtype).removeprefix("torch.")
-    remedy = "download its weights again, or check them with inspect"
-    if dtype == "float16":
-        remedy = "use bfloat16 or float32, whose range is larger"
-    return AdtError(
-        f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or NaN, so there is no image; {remedy}."
-    )
+    key = "dtype.overflow" if dtype == "float16" else "dtype.not_finite"
+    return AdtError(key, dtype=dtype, model=target.name)

@@ -331,10 +331,7 @@ def watched(device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if not (first_use.is_device_error(error) and has_launched(device)):
             raise
-        raise AdtError(
-            f"The GPU has failed ({one_line(str(error))[:LONGEST_REASON]}), and works again after a restart of this "
-            f"program; if a Triton kernel is the cause, set the environment variable {VARIABLE} to 0."
-        ) from error
+        raise AdtError("gpu.failed", reason=one_line(str(error))[:LONGEST_REASON], variable=VARIABLE) from error
 
 
 def has_launched(device: torch.device) -> bool:
@@ -375,10 +372,7 @@ def enabled_operations() -> frozenset[str]:
         return frozenset() if value == "0" else frozenset(OPERATIONS)
     names = frozenset(name.strip() for name in value.split(","))
     if not names <= set(OPERATIONS):
-        raise AdtError(
-            f"The environment variable {VARIABLE} is {shown(value)}; set it to 0, 1, or names of operations, separated "
-            f"by commas: {', '.join(OPERATIONS)}."
-        )
+        raise AdtError("triton.bad_variable", variable=VARIABLE, value=shown(value), operations=", ".join(OPERATIONS))
     return names
 
 

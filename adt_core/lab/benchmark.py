@@ -116,8 +116,7 @@ class Benchmark:
         pipelines = {}
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
-                problem = f"the method {name!r} needs a drafter network"
-                raise AdtError(f"`drafter`: {problem}; choose one, or remove the method.")
+                raise AdtError("methods.needs_drafter", name=name)
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
             pipelines[name] = Pipeline(loaded.target, recipe, drafters.get(source))
@@ -316,9 +315,7 @@ def _common_settings(settings: dict, others: list[dict]) -> dict:
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
     differing = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if differing:
-        raise AdtError(
-            f"`ray_address`: the machines differ in {', '.join(differing)}; use identical machines for one benchmark."
-        )
+        raise AdtError("benchmark.other_machines", names=", ".join(differing))
     return settings
 
 
@@ -401,7 +398,7 @@ def merge(folder: Path) -> str:
     settings = saved_settings(folder)
     records = sorted(open_records(folder, settings), key=lambda record: record["prompt"])
     if not records:
-        raise AdtError(f"`path`: the benchmark in '{folder}' has no results yet; run it first.")
+        raise AdtError("benchmark.no_results", folder=folder)
     table, _ = report.write(records, settings, folder)
     count = len(settings["prompts"])
     missing = f"\n{len(records)} of {count} prompts are measured; {REMAINING}" if len(records) < count else ""

@@ -40,7 +40,7 @@ def _merge(path: Path) -> str:
     lines = path.with_suffix(".jsonl") if is_report else path
     files = shard_files(lines)
     if not files:
-        raise AdtError(f"`path`: there is no '{lines}' and no file of a shard, such as '{lines.stem}-1-of-2.jsonl'.")
+        raise AdtError("merge.no_lines", path=lines, stem=lines.stem)
     for file in files:
         check_lines(file, "path")
     numbers: set[int] = set()
@@ -55,10 +55,7 @@ def _merge(path: Path) -> str:
     settings = _settings(path, totals.report()) if is_report else {}
     merge_lines(lines, add)
     if is_report and len(keys) > 1:
-        raise AdtError(
-            f"`path`: '{lines}' has images of {len(keys)} different settings, which have no common sums; give each run "
-            "a report of its own."
-        )
+        raise AdtError("merge.other_settings", path=lines, count=len(keys))
     if is_report:
         write_json(path, settings | totals.report())
     missing = max(numbers, default=0) - len(numbers)
@@ -82,9 +79,9 @@ def _settings(path: Path, sums: dict[str, Any]) -> dict[str, Any]:
         try:
             report = parse_json(read_text(file, LARGEST_JSON))
         except (OSError, ValueError) as error:
-            raise AdtError(f"`path`: '{file}' can't be read ({reason(error)}); delete it.") from error
+            raise AdtError("merge.unreadable", path=file, reason=reason(error)) from error
         settings = {name: value for name, value in report.items() if name not in omitted}
         if differing := [name for name, value in settings.items() if found.get(name, value) != value]:
-            raise AdtError(f"`path`: '{file}' has another {differing[0]} than the reports of other shards.")
+            raise AdtError("merge.other_reports", path=file, name=differing[0])
         found |= settings
     return found

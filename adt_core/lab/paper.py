@@ -108,7 +108,7 @@ def run(
     """
     for name, value in (("methods", args.methods), ("temperature", given.get("temperature"))):
         if value is not None:
-            raise AdtError(f"`{name}` can't be given together with `paper`, which sets it; remove one of them.")
+            raise AdtError("paper.fixed", input=name)
 
     def measure(wanted: Measurement) -> None:
         part = replace(args, methods=",".join(wanted.methods), output=args.output / wanted.part)

@@ -109,7 +109,7 @@ def read_methods(methods: str) -> list[str]:
     try:
         return listed(read_text(path, _MAX_FILE_MIB))
     except (OSError, ValueError) as error:
-        raise AdtError(f"`methods`: the file '{path}' can't be read ({error}); choose another file.") from error
+        raise AdtError("methods.unreadable", path=path, reason=error) from error
 
 
 def find_preset(name: str, available: dict[str, Preset], lantern: Lantern | None) -> Preset:
@@ -128,10 +128,7 @@ def find_preset(name: str, available: dict[str, Preset], lantern: Lantern | None
     method = title.removesuffix(RELAXED)
     is_relaxed = method != title
     if method not in available or title == PLAIN + RELAXED:
-        raise AdtError(
-            f"`methods`: {shown(name)} is unknown; choose from {', '.join(available)} (all except the first also with "
-            f"{RELAXED} at the end, and with settings such as :depth=5,width=10)."
-        )
+        raise AdtError("methods.unknown", name=shown(name), names=", ".join(available), relaxed=RELAXED)
     preset = available[method]
     known = {**preset.drafting.policy.settings_type.options(), **(Lantern.options() if is_relaxed else {})}
     given = {option: _value(name, option, text, known) for option, text in settings.items()}
@@ -159,9 +156,9 @@ def _value(name: str, option: str, text: str, known: Mapping[str, Option]) -> An
     """
     if option not in known:
         names = ", ".join(known)
-        raise AdtError(f"`methods`: {shown(name)} has the unknown setting {shown(option)}; choose from {names}.")
+        raise AdtError("methods.unknown_setting", name=shown(name), option=shown(option), names=names)
     try:
         return known[option].kind(text)
     except ValueError as error:
         kind = known[option].kind.__name__
-        raise AdtError(f"`methods`: {option} is {shown(text)} in {shown(name)}; it must be of type {kind}.") from error
+        raise AdtError("methods.wrong_type", option=option, value=shown(text), name=shown(name), kind=kind) from error

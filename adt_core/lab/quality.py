@@ -87,13 +87,11 @@ def choose(
             than images.
     """
     if splits > count:
-        raise AdtError(f"`splits` is {splits}, but every method makes {count} images; choose at most {count}.")
+        raise AdtError("splits.too_many", splits=splits, count=count)
     if aesthetic and not clip:
-        raise AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
+        raise AdtError("aesthetic.no_clip")
     if real_images and not inception:
-        raise AdtError(
-            "`real_images`: FID needs features of Inception; give torch-fidelity's Inception weights with `inception`."
-        )
+        raise AdtError("fid.no_inception")
     sets = inception_metric(inception, real_images, count, device, splits, stretch) if inception else None
     images: dict[str, ImageMetric] = {}
     if clip:
@@ -144,7 +142,7 @@ def clip_metric(
     def metric(image: Image.Image, prompt: str) -> Scores:
         image = ImageOps.pad(to_rgb(image), size, Image.Resampling.BICUBIC) if option == "hps" else image
         given = {"text": [prompt], "images": [image], "truncation": True, "max_length": longest}
-        with wrap_library_errors(lambda reason: f"`{option}`: '{path}' can't read {shown(prompt)} ({reason})."):
+        with wrap_library_errors("clip.unreadable_prompt", input=option, path=path, prompt=shown(prompt)):
             inputs = processor(**given, return_tensors="pt")
         out = model(**inputs.to(device))  # image_embeds and text_embeds: [1, width], normalised to length 1
         scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
@@ -163,13 +161,10 @@ def _load_clip(folder: Path, option: str) -> tuple[Any, Any]:
     from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
-        raise AdtError(
-            f"`{option}`: '{folder}' has no config.json; give the folder of a CLIP model in transformers' layout."
-        )
+        raise AdtError("clip.no_config", input=option, path=folder)
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
-        raise AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
-    expected = "a complete CLIP model in transformers' layout"
-    with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' is not {expected} ({reason}); download it again."):
+        raise AdtError("clip.not_a_file", input=option, path=odd[0])
+    with wrap_library_errors("scores.wrong_clip", input=option, path=folder):
         return (
             CLIPModel.from_pretrained(folder, local_files_only=True),
             CLIPProcessor.from_pretrained(folder, local_files_only=True),
@@ -186,13 +181,9 @@ def _load_open_clip(file: Path, option: str, tokenizer: OptionalPath) -> tuple[A
 
     folders = [folder for folder in (file.parent, tokenizer) if folder and (folder / "vocab.json").is_file()]
     if not folders:
-        raise AdtError(
-            f"`{option}`: '{file}' has no tokenizer; give a CLIP model with `clip`, or put CLIP's vocab.json and "
-            "merges.txt next to the file."
-        )
+        raise AdtError("clip.no_tokenizer", input=option, path=file)
     tensors = _read(file, option)
-    expected = "a CLIP model in open_clip's layout with the tokenizer of CLIP"
-    with wrap_library_errors(lambda reason: f"`{option}`: '{file}' is not {expected} ({reason}); download it again."):
+    with wrap_library_errors("scores.wrong_open_clip", input=option, path=file):
         model = clip_model(tensors)
         size = model.config.vision_config.image_size
         images = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
@@ -210,10 +201,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
     names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     layers = [(tensors[f"{name}weight"].float(), tensors[f"{name}bias"].float()) for name in names]
     if not layers or layers[0][0].shape[1] != width or layers[-1][0].shape[0] != 1:
-        raise AdtError(
-            f"`aesthetic`: '{path}' does not map an embedding of {width} numbers to one score; "
-            "give the predictor for the model in `clip`."
-        )
+        raise AdtError("aesthetic.wrong_size", path=path, width=width)
     return layers
 
 
@@ -223,7 +211,7 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
         opened(path).close()  # the reader would block on a pipe
         return {name: stored.read() for name, stored in read_tensors(path).items()}
     except (AdtError, OSError) as error:
-        raise AdtError(f"`{option}`: '{path}' can't be read as a file of tensors ({error})") from error
+        raise AdtError("scores.no_tensors", input=option, path=path, reason=error) from error
 
 
 class _ImageFiles(Dataset):
@@ -244,7 +232,7 @@ class _ImageFiles(Dataset):
                 size = self.size, self.size
                 square = rgb.resize(size, Image.Resampling.BICUBIC) if self.stretch else ImageOps.fit(rgb, size)
         except IMAGE_ERRORS as error:
-            raise AdtError(f"'{self.files[index]}' can't be read as an image; remove it or save it again.") from error
+            raise AdtError("real_images.unreadable", path=self.files[index]) from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
@@ -256,10 +244,7 @@ def _real_images(folder: Path, count: int) -> list[Path]:
     """
     files = [path for path in list_visible(folder, "**/*") if path.suffix.lower() in _SUFFIXES and is_regular(path)]
     if min(len(files), count) < 2:
-        raise AdtError(
-            f"`real_images`: FID needs at least two images in each set, but '{folder}' has {len(files)} "
-            f"and every method makes {count}; add images or prompts."
-        )
+        raise AdtError("fid.too_few", folder=folder, real=len(files), count=count)
     return files
 
 
@@ -287,9 +272,7 @@ def inception_metric(
     try:
         from torch_fidelity import calculate_metrics
     except ImportError as error:
-        raise AdtError(
-            f"`inception` needs torch-fidelity, which is not installed; run {pip_install('torch-fidelity')}"
-        ) from error
+        raise AdtError("fid.no_library", command=pip_install("torch-fidelity")) from error
     _read(weights, "inception")  # this check is needed because torch-fidelity executes code in pickles
     real = _real_images(real_images, count) if real_images else []
     shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}

@@ -57,8 +57,12 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
         if saved not in (settings, None):
             name = next(name for name in {**saved, **settings} if saved.get(name, ...) != settings.get(name, ...))
             raise AdtError(
-                f"`output`: '{folder}' contains a benchmark with other settings ({name} {shown(saved.get(name))}, but "
-                f"this run has {shown(settings.get(name))}); choose another folder, or delete {file}."
+                "benchmark.other_settings",
+                folder=folder,
+                name=name,
+                saved=shown(saved.get(name)),
+                value=shown(settings.get(name)),
+                file=file,
             )
         records += found
     valid: dict[int, dict] = {}
@@ -80,7 +84,7 @@ def saved_settings(folder: Path) -> dict:
     """
     found = next(filter(None, (_read(file)[0] for file in _files(folder))), None)
     if found is None:
-        raise AdtError(f"`path`: '{folder}' contains no benchmark; name the folder of `output`.")
+        raise AdtError("benchmark.none", folder=folder)
     return found
 
 
@@ -106,9 +110,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
     try:
         text = read_text(path, MAX_FILE_MIB, errors="replace") if path.exists() else ""
     except OSError as error:
-        raise AdtError(
-            f"`output`: '{path}' can't be read ({reason(error)}); delete it, or choose another folder."
-        ) from error
+        raise AdtError("benchmark.unreadable", path=path, reason=reason(error)) from error
     lines = map(_parse_object, text.split("\n"))
     settings = next((line["settings"] for line in lines if isinstance(line.get("settings"), dict)), None)
     return settings, list(lines)

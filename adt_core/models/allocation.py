@@ -34,10 +34,7 @@ def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
     """
     if streamed_bytes > usable:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (streamed_bytes, usable))
-        raise AdtError(
-            f"{name} does not fit on the device, and the {needed} that stay in main memory are more than the {there} "
-            f"that {memory_limit().owner} has for it; choose int8 or int4 weights, or a smaller model."
-        )
+        raise AdtError("memory.main_too_small", model=name, needed=needed, there=there, owner=memory_limit().owner)
 
 
 def allocate(target: Target, device: torch.device, device_memory: float | None = None, memory: str = RAM) -> None:
@@ -52,10 +49,7 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
     for module in (target.decoder, *others):
         module.requires_grad_(False).eval()
     if device.type != "cuda" and device_memory is not None and device_memory < math.inf:
-        raise AdtError(
-            f"`device_memory` is {device_memory / 2**30:g} GiB, but it limits a CUDA GPU and the device is {device}; "
-            "remove it."
-        )
+        raise AdtError("device_memory.no_gpu", size=f"{device_memory / 2**30:g}", device=device)
     count = _checked_count(target, device, device_memory, memory)
     for module in others:
         module.to_empty(device=device)
@@ -87,11 +81,8 @@ def _checked_count(target: Target, device: torch.device, device_memory: float | 
     if weights > there:
         sizes = (f"{size / 2**30:.1f} GiB" for size in (weights, there, limit.bytes))
         needed, most, total = sizes
-        remedy = "" if is_moved else "set `memory` to disk, or "
-        raise AdtError(
-            f"{target.name} has {needed} of weights, but at most {most} of the {total} of {limit.owner} may be used; "
-            f"{remedy}choose int8 or int4 weights, or a smaller model."
-        )
+        key = "memory.weights_too_large" if is_moved else "memory.weights_need_disk"
+        raise AdtError(key, model=target.name, needed=needed, most=most, total=total, owner=limit.owner)
     return 0
 
 
@@ -124,10 +115,7 @@ def needed_count(target: Target, memory: float, on_cpu: bool = False) -> int:
     count = streamed_count(decoder, memory - work)
     if count is None:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (least_bytes(decoder) + work, memory))
-        raise AdtError(
-            f"{target.name} needs at least {needed} on the device even if its layers are streamed, but {there} may be "
-            "used; choose int8 or int4 weights, or a smaller model."
-        )
+        raise AdtError("memory.device_too_small", model=target.name, needed=needed, there=there)
     return count
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import command
+from ..messages import Message, message
 
 
 class Download(NamedTuple):
@@ -78,9 +79,10 @@ class Published(NamedTuple):
         """Licence of the model, then those licences of its other downloads that differ from it."""
         return licences(self.downloads)
 
-    def how_to_get(self, home: Path) -> str:
+    def how_to_get(self, home: Path) -> Message:
         """Return how to download the model, with size and licences, as the end of an error message."""
-        return f"run `{download_command(self.name, home)}` ({self.size}; licence: {self.licences})"
+        command = download_command(self.name, home)
+        return message("remedy.download", command=command, size=self.size, licences=self.licences)
 
 
 def licences(downloads: Sequence[Download]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ..messages import message
 from .downloads import Download, Published
 from .reading.checkpoint import Checkpoint
 from .reading.entries import Entry
@@ -70,6 +71,6 @@ class Family(NamedTuple):
             Advice with a download command, as the end of an error message. Keys are prefixes of the tensors' names.
         """
         return {
-            prefix: f"{advice}: run `{download.command(checkpoint.home)}`"
+            prefix: message(advice, command=download.command(checkpoint.home))
             for prefix, (advice, download) in self.remedies.items()
         }

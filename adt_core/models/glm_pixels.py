@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from ..errors import (
     AdtError,
     Check,
-    failed_library,
-    missing_library,
+    library_error,
     naming_missing_libraries,
     pip_install,
     wrap_library_errors,
@@ -99,12 +98,9 @@ def diffusers() -> Any:
 
         _ = diffusers.GlmImagePipeline
     except (ImportError, AttributeError, RuntimeError) as error:
-        if failed_library(error) not in ("", "diffusers"):
-            raise AdtError(missing_library(error)) from error
-        remedy = f"run `{pip_install('--upgrade diffusers')}` and restart"
-        raise AdtError(
-            f"GLM-Image Decode needs diffusers {_LEAST} or newer, which is not installed; {remedy}."
-        ) from error
+        if (missing := library_error(error)) and missing.parameters["library"] != "diffusers":
+            raise missing from error
+        raise AdtError("glm_image.no_diffusers", least=_LEAST, command=pip_install("--upgrade diffusers")) from error
     return diffusers
 
 
@@ -168,12 +164,10 @@ def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae:
         ]
     denoiser, text, codec = (module.config for module in modules)
     if text.d_model != denoiser.text_embed_dim:
-        raise AdtError(
-            f"{text_encoder.path} does not fit the transformer {transformer.path}; use GLM-Image's text encoder."
-        )
+        raise AdtError("glm_image.other_text_encoder", path=text_encoder.path, transformer=transformer.path)
     moments = codec.latents_mean, codec.latents_std
     if codec.latent_channels != denoiser.in_channels or not all(moments) or len(codec.block_out_channels) != 4:
-        raise AdtError(f"{vae.path} does not fit the transformer {transformer.path}; use GLM-Image's VAE.")
+        raise AdtError("glm_image.other_vae", path=vae.path, transformer=transformer.path)
     return modules
 
 
@@ -181,7 +175,7 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
     """Return the given path of a part, or by default the folder ``name`` next to the transformer's folder."""
     path = path or transformer.parent / name
     if not path.exists():
-        raise AdtError(f"`{name}`: there is no folder {name} next to {transformer}; choose a file or folder.")
+        raise AdtError("glm_image.no_folder", input=name, folder=name, transformer=transformer)
     return path
 
 
@@ -193,9 +187,7 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
-    with wrap_library_errors(
-        lambda why: f"{part.path} can't be loaded as {kind.__name__} ({why}); use the file published with GLM-Image."
-    ):
+    with wrap_library_errors("glm_image.unreadable_part", path=part.path, kind=kind.__name__):
         return kind.from_config(part.config or published)
 
 
@@ -207,16 +199,14 @@ def _tokenizer(transformer: Path) -> Any:
     folder = transformer.parent / "tokenizer"
     if not folder.is_dir():
         return ByT5Tokenizer()
-    with wrap_library_errors(
-        lambda why: f"{folder} contains no ByT5 tokenizer ({why}); use the one published with GLM-Image."
-    ):
+    with wrap_library_errors("glm_image.no_tokenizer", folder=folder):
         return ByT5Tokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _scheduler(library: Any, transformer: Path) -> Any:
     file = transformer.parent / "scheduler" / "scheduler_config.json"
     config = read_json(file) if file.is_file() else _SCHEDULER
-    with wrap_library_errors(lambda why: f"{file} can't be used ({why}); use the file published with GLM-Image."):
+    with wrap_library_errors("glm_image.unusable_file", file=file):
         return library.FlowMatchEulerDiscreteScheduler.from_config(config)
 
 

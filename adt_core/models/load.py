@@ -55,14 +55,9 @@ def family_of(checkpoint: Checkpoint) -> Family:
             return family
     titles = ", ".join(family.title for family in FAMILIES)
     if not checkpoint.config:
-        remedy = "download the complete repository, not only its weights"
-        raise AdtError(
-            f"{checkpoint.path} has no config.json that names its model family; {remedy} (supported: {titles})."
-        )
+        raise AdtError("model.no_config", path=checkpoint.path, titles=titles)
     kind = shown(checkpoint.config.get("model_type"))
-    raise AdtError(
-        f"{checkpoint.path} has the model type {kind}, which this version can't read; choose one of {titles}."
-    )
+    raise AdtError("model.unknown_type", path=checkpoint.path, kind=kind, titles=titles)
 
 
 @torch.inference_mode(False)
@@ -183,9 +178,7 @@ def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
         row = find_published(name_of(Path(path))) if role == "target" else None
         if row is None:
             raise
-        raise AdtError(
-            f"{error.template.removesuffix('.')}; to complete it, {row.how_to_get(home_of(Path(path)))}."
-        ) from error
+        raise AdtError("model.incomplete", error=error, remedy=row.how_to_get(home_of(Path(path)))) from error
 
 
 def published_sampling(path: str | Path) -> PublishedSampling:

@@ -25,17 +25,13 @@ def stripped(text: str) -> str:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
     """
     if not text.strip():
-        raise AdtError("`prompt` is empty; describe the image in a few words.")
+        raise AdtError("prompt.empty")
     if len(text) > MOST_CHARACTERS:
-        raise PromptTooLongError(
-            f"`prompt` has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
-        )
+        raise PromptTooLongError("prompt.too_many_characters", count=len(text), most=MOST_CHARACTERS)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise AdtError(
-            f"`prompt` contains half of a character at position {error.start}; delete that character and type it again."
-        ) from None
+        raise AdtError("prompt.half_character", position=error.start) from None
     return text.strip()
 
 
@@ -49,8 +45,7 @@ def check_length(ids: list[int], most: int, name: str) -> None:
         PromptTooLongError: If the prompt has more than ``most`` tokens.
     """
     if len(ids) > most:
-        sentence = f"Prompt too long: {len(ids)} tokens; {name} accepts {most}; shorten it."
-        raise PromptTooLongError(sentence, tokens=len(ids), limit=most, model=name)
+        raise PromptTooLongError("prompt.too_long", tokens=len(ids), limit=most, model=name)
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
@@ -63,8 +58,7 @@ def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
     """
     largest = max(ids, default=0)
     if largest >= vocab_size:
-        problem = f"`prompt` contains token {largest}, but {name} has only {vocab_size} tokens"
-        raise AdtError(f"{problem}; use the tokenizer.json published with {name}.")
+        raise AdtError("prompt.unknown_token", name=name, largest=largest, vocab_size=vocab_size)
 
 
 @dataclass
@@ -110,8 +104,7 @@ class TokenPrompter(Prompter):
         ids = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
         missing = ", ".join(name for name, number in ids.items() if number is None)
         if missing:
-            problem = f"tokenizer.json lacks {missing}; use the checkpoint's own tokenizer.json"
-            raise AdtError(f"{folder}: {problem}.")
+            raise AdtError("tokenizer.lacks", folder=folder, missing=missing)
         vocabulary: dict = ids or checkpoint.config["vocabulary_map"]
         config = target.decoder.config
         return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)

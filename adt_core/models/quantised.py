@@ -63,11 +63,7 @@ def check_products(weights: str | None, verdicts: Iterable[Verdict]) -> None:
 
 
 def _int4_error(problem: str) -> AdtError:
-    triton = " (on Windows the package triton-windows)" if "Triton is not installed" in problem else ""
-    return AdtError(
-        f"The weights are int4, which on a GPU needs a Triton kernel{triton}, and it can't be used: {problem}; choose "
-        "int8 weights."
-    )
+    return AdtError("int4.no_triton" if "Triton is not installed" in problem else "int4.no_kernel", reason=problem)
 
 
 @cached_per_runtime

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError, Check
+from ..messages import message
 from ..settings import Lantern, Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
@@ -185,7 +186,7 @@ class Prompter:
         Returns:
             "" if the family supports the size. Otherwise a clause for an error message that states the supported sizes.
         """
-        return "" if grid == usual else f"its images always have {usual[0]} x {usual[1]} tokens"
+        return "" if grid == usual else message("limit.fixed", rows=usual[0], columns=usual[1])
 
 
 class Words(NamedTuple):
@@ -269,15 +270,16 @@ class Target:
         resized.grid = (height // side, width // side)
         resized.usual_grid = self.usual_grid or self.grid
         if height % side or width % side:
-            problem = f"both sides must be multiples of {side}"
+            problem: str = message("limit.multiples", side=side)
         else:
             problem = self.prompter.check_grid(resized.grid, resized.usual_grid)
         if not problem and resized.length >= max_positions:
-            problem = f"that is {resized.length} tokens, but it accepts {max_positions} including the prompt"
+            problem = message("limit.too_many_tokens", count=resized.length, limit=max_positions)
         if problem:
             rows, columns = resized.usual_grid
             usual = f"{columns * side}x{rows * side}"
-            raise AdtError(f"`size` is {width}x{height}, which {self.name} does not support: {problem}; try {usual}.")
+            size = f"{width}x{height}"
+            raise AdtError("size.unsupported", size=size, model=self.name, problem=problem, usual=usual)
         return resized
 
     @property
@@ -373,9 +375,7 @@ class Target:
             AdtError: If the model generates images only from text.
         """
         if self.lead_of is None:
-            raise AdtError(
-                f"a source image was given, but {self.name} generates images from text only; remove the source image."
-            )
+            raise AdtError("model.no_source", model=self.name)
         target = copy(self)
         target.sources = sources
         target.lead_of = None

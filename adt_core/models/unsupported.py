@@ -16,40 +16,33 @@ from .reading.checkpoint import Checkpoint
 from .reading.paths import STAGE
 
 _NO_WEIGHTS = {
-    "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    "a text file": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
+    "model.is_image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    "model.is_text": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
 }
-"""Files without weights that users may choose, because the folder of a model may contain them: kind -> suffixes."""
-_OTHER_MODEL = "choose a visual autoregressive model"
+"""Files without weights in the folders of models, which users may choose: key of the error -> suffixes."""
 _OTHER_CHECKPOINTS = (
     (
         r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
-        "a LoRA or another adapter",
-        "choose a complete model, adapters are not supported",
+        "model.adapter",
     ),
     (
         r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.",
-        "a checkpoint of a diffusion model",
-        _OTHER_MODEL,
+        "model.diffusion_checkpoint",
     ),
     (
         r"^(input_blocks|down_blocks|(double|joint|transformer|single_transformer)_blocks)\.\d",
-        "a diffusion model",
-        _OTHER_MODEL,
+        "model.diffusion",
     ),
-    (r"^quantize\.embedding", "the image decoder of a model", "put it next to the model, and choose the model"),
-    (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER_MODEL),
-    (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
+    (r"^quantize\.embedding", "model.image_decoder"),
+    (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "model.vae"),
+    (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "model.text_encoder"),
 )
 """Kinds of checkpoints that are not targets.
 
-Each item contains a pattern, a kind, and advice for the user. A checkpoint is of this kind if the pattern matches the
+Each item contains a pattern and the key of the error. A checkpoint is of this kind if the pattern matches the
 name of at least one of its tensors."""
-_UNSUPPORTED_MODELS = {
-    "xomni": "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens",
-    "blip3o": "BLIP3o, whose images are made by a diffusion model from hidden states, not from tokens",
-}
-"""Unsupported models that generate image tokens: part of a name -> model, and why it is not supported.
+_UNSUPPORTED_MODELS = {"xomni": "model.x_omni", "blip3o": "model.blip3o"}
+"""Unsupported models that generate image tokens: part of a name -> key of the error.
 
 A checkpoint belongs to such a model if the name of its folder or of its architecture contains the part of the name."""
 
@@ -64,19 +57,18 @@ def refuse_layout(path: Path) -> None:
         AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
     """
     names = {path.name} if path.is_file() else {file.name for file in list_visible(path, "*")}
-    kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
-    if kind is not None and path.is_file():
-        raise AdtError(f"{path} is {kind}, not a model; choose the model's folder or its weights file.")
+    key = next((key for key, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
+    if key is not None and path.is_file():
+        raise AdtError(key, path=path)
     if "model_index.json" in names:
-        raise AdtError(f"{path} is a diffusers folder of a diffusion model; {_OTHER_MODEL}.")
+        raise AdtError("model.diffusers", path=path)
     if any(name.lower().endswith(".gguf") for name in names):
-        raise AdtError(f"{path} is GGUF, which this version can't read; use the repository with *.safetensors.")
+        raise AdtError("model.gguf", path=path)
     if any(name.lower().endswith(".onnx") for name in names) or any(path.glob("onnx/*.onnx")):
-        raise AdtError(f"{path} is ONNX, which this version can't read; use the repository with *.safetensors.")
+        raise AdtError("model.onnx", path=path)
     is_nested = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
     if is_nested or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
-        advice = f"run `{ANOLE.command(path.parent)}` instead"
-        raise AdtError(f"{path} is in Meta's layout (consolidated.pth), as GAIR publishes Anole; {advice}.")
+        raise AdtError("model.meta", path=path, command=ANOLE.command(path.parent))
 
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
@@ -89,18 +81,18 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     part = checkpoint.config.get("_class_name")
     refuse_eagle3(checkpoint, str(path))
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
-        place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or use it as `drafter`"
-        raise AdtError(f"{path} is an EAGLE drafter, not a model; {place}.")
+        raise AdtError("model.is_drafter", path=path)
     model_name = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
-    other = next((reason for name, reason in _UNSUPPORTED_MODELS.items() if name in model_name), None)
-    if other is not None:
-        raise AdtError(f"{path} is {other}; choose a model from docs/models.md.")
+    key = next((key for name, key in _UNSUPPORTED_MODELS.items() if name in model_name), None)
+    if key is not None:
+        raise AdtError(key, path=path)
     if part is not None:
-        remedy = f"choose the complete model, {path.parent}" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
-        raise AdtError(f"{path} is part of a diffusers model ({shown(part)}); {remedy}.")
-    for pattern, kind, advice in _OTHER_CHECKPOINTS:
+        if (path.parent / STAGE).is_dir():
+            raise AdtError("model.part", path=path, part=shown(part), folder=path.parent)
+        raise AdtError("model.part_of_diffusion", path=path, part=shown(part))
+    for pattern, key in _OTHER_CHECKPOINTS:
         if any(re.search(pattern, name) for name in checkpoint.names):
-            raise AdtError(f"{path} is {kind}, not a model that generates image tokens; {advice}.")
+            raise AdtError(key, path=path)
 
 
 def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
@@ -118,5 +110,4 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
     if is_wide or any(map(_EAGLE3.search, checkpoint.names)):
-        problem = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2 drafter"
-        raise AdtError(f"{called} {problem} that was trained for the target.")
+        raise AdtError("drafter.eagle3", called=called)

@@ -250,10 +250,7 @@ def _cancellable(module: nn.Module, check: Check | None) -> Iterator[None]:
 def _finite(values: Tensor) -> Tensor:
     """Return the values, or raise an AdtError if one of them is infinite or NaN."""
     if not values.isfinite().all():
-        raise AdtError(
-            "image: the codec, which turns tokens into pixels, returned infinite or NaN values; "
-            "download the model's codec again."
-        )
+        raise AdtError("codec.not_finite")
     return values
 
 
@@ -268,9 +265,7 @@ def check_finite(values: Tensor, name: str) -> None:
     """
     wrong = int(values.numel() - values.isfinite().sum())
     if wrong:
-        raise AdtError(
-            f"{name}: {wrong} of its {values.numel()} values are infinite or NaN; check the node or file that made it."
-        )
+        raise AdtError("values.not_finite", input=name, wrong=wrong, count=values.numel())
 
 
 class Codec(nn.Module):

@@ -56,7 +56,7 @@ class BoundedSettings(FixedSettings):
             low = getattr(self, f"{name}_min")
             high = getattr(self, f"{name}_max")
             if low > high:
-                raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
+                raise AdtError("bounds.crossed", input=f"{name}_min", low=low, other=f"{name}_max", high=high)
 
     @property
     def largest(self) -> Shape:

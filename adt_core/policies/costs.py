@@ -125,9 +125,7 @@ class CostProfile:
             profile = cls(value["name"], value["images"], costs, *((decodings, gains) if is_learned else ()))
             if value == profile.to_json():
                 return profile
-        raise AdtError(
-            "the cost profile is damaged or was edited; generate the image without it to measure the costs again."
-        )
+        raise AdtError("costs.damaged")
 
 
 _NAME = label(LONGEST_NAME)

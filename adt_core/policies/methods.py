@@ -56,7 +56,7 @@ class Drafting:
             AdtError: If the method is unknown, a setting does not belong to the method, or a value is not valid.
         """
         if method not in list(POLICIES):  # a list, because the value may not be hashable
-            raise AdtError(f"`method` is {shown(method)}; choose one of {', '.join(POLICIES)}.")
+            raise AdtError("setting.choice", input="method", value=shown(method), choices=", ".join(POLICIES))
         object.__setattr__(self, "method", method)
         self.check_options(options)
         object.__setattr__(self, "settings", self.policy.settings_type(**options))
@@ -70,9 +70,7 @@ class Drafting:
         own = self.policy.settings_type.options()
         for name in given:
             if name in options() and name not in own:
-                raise AdtError(
-                    f"`{name}` is not an option of the method {self.method!r}; remove it, or choose another `method`."
-                )
+                raise AdtError("method.no_option", input=name, method=self.method)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
@@ -134,7 +132,4 @@ def check_fit(method: str, network: bool) -> None:
         AdtError: If the method needs such a network, and `network` is False.
     """
     if method in POLICIES and POLICIES[method].needs_network and not network:
-        raise AdtError(
-            f"`method` is {method!r}, which needs a drafter network; choose 'eagle2' or 'adt-tree' with the `drafter` "
-            "'jacobi'."
-        )
+        raise AdtError("method.needs_network", method=method)

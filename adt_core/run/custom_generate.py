@@ -82,7 +82,7 @@ class CustomGenerate:
         target = pipeline.target
         embedding = model.get_input_embeddings()
         if embedding.weight.data_ptr() != target.decoder.embedding.data_ptr():
-            raise AdtError("`custom_generate` was made for another model, or before this one was moved; make it again.")
+            raise AdtError("custom_generate.other_model")
         given = model_inputs.get("attention_mask")
         mask = torch.ones_like(input_ids) if given is None else given
         prompts = [EncodedPrompt(row[kept.bool()].tolist()) for row, kept in zip(input_ids.cpu(), mask.cpu())]
@@ -124,10 +124,7 @@ def _check_ends(prompts: list[EncodedPrompt], target: Target) -> None:
     for prompt in prompts:
         if list(prompt[-same:]) != end:
             rows, columns = target.grid
-            raise AdtError(
-                f"`input_ids` ends with {list(prompt[-same:])}, but {end} was expected before an image of {rows} x "
-                f"{columns} tokens; let the processor of the model prepare the text for image generation."
-            )
+            raise AdtError("custom_generate.wrong_end", found=list(prompt[-same:]), end=end, rows=rows, columns=columns)
 
 
 @torch.inference_mode(False)

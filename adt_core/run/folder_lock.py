@@ -40,9 +40,7 @@ class FolderLock:
             try:
                 self._lock.acquire(timeout=0)
             except Timeout as error:
-                raise AdtError(
-                    f"`output`: another process is writing to '{self._folder}'; wait for it, or end it."
-                ) from error
+                raise AdtError("folder.locked", folder=self._folder) from error
 
     def release(self) -> None:
         """Delete the lock file and release the lock, however often it was taken.

@@ -201,19 +201,14 @@ def read_settings(path: Path) -> dict:
             text = image.info.get(KEY)
     except IMAGE_ERRORS as error:
         problem = getattr(error, "strerror", None) or "it is damaged or of another format"
-        raise AdtError(f"{path} can't be read as a PNG ({problem}).") from error
+        raise AdtError("png.unreadable", path=path, reason=problem) from error
     settings = None
     with suppress(TypeError, ValueError):
         settings = parse_json(text or "null")
     if not isinstance(settings, dict):
-        raise AdtError(
-            f"{path} has no ADT-Tree settings; use an original PNG of 'generate', not one that was saved again."
-        )
+        raise AdtError("png.no_settings", path=path)
     if (found := settings.get("format")) != FORMAT:
-        raise UnknownFormatError(
-            f"{path} has format {shown(found)}, but this ADT-Tree reads format {FORMAT}; use the version that wrote "
-            "it, or generate a new image in another place."
-        )
+        raise UnknownFormatError("png.other_format", path=path, found=shown(found), own=FORMAT)
     return settings
 
 
@@ -270,8 +265,8 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
         check_writable(path, option)
         names = _identities(path)
         for other in (taken[name] for name in names if name in taken):
-            description = f"{'a' if files[other] > 1 else 'the'} file of `{other}`"
-            raise AdtError(f"`{option}`: '{path}' is {description}, which would be overwritten; choose another name.")
+            key = "file.overwrites_one" if files[other] > 1 else "file.overwrites"
+            raise AdtError(key, input=option, path=path, other=other)
         taken |= dict.fromkeys(names, option)
 
 
@@ -295,17 +290,14 @@ def check_writable(path: Path, option: str) -> None:
         AdtError: If the file cannot be written.
     """
     if len(os.fsencode(path.name)) > LONGEST_NAME:
-        raise AdtError(f"`{option}`: the name '{path.name[:40]}...' is too long; use at most {LONGEST_NAME} bytes.")
+        raise AdtError("file.long_name", input=option, name=path.name[:40], most=LONGEST_NAME)
     if path.is_dir():
-        raise AdtError(f"`{option}`: '{path}' is a folder; name a file.")
+        raise AdtError("file.is_folder", input=option, path=path)
     if is_device(path.name) or path.exists() and not path.is_file():
-        raise AdtError(f"`{option}`: '{path}' is a device or a pipe; name a file.")
+        raise AdtError("file.is_device", input=option, path=path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise AdtError(
-            f"`{option}`: '{path}' can't be written, because '{folder}' is not a folder with write access; "
-            "choose another."
-        )
+        raise AdtError("folder.not_writable", input=option, path=path, folder=folder)
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:

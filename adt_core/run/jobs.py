@@ -95,10 +95,7 @@ class JobList:
 
     def __post_init__(self) -> None:
         if self.count > MAX_IMAGES:
-            raise AdtError(
-                f"`num_images_per_prompt`: this makes {self.count} images, but at most {MAX_IMAGES} are allowed; use a "
-                "smaller number."
-            )
+            raise AdtError("images.too_many", count=self.count, most=MAX_IMAGES)
 
     @property
     def count(self) -> int:

@@ -65,7 +65,7 @@ def check_lines(path: Path, name: str) -> None:
         with opened(path) as file:
             first = file.read(len(BEGINNING))
         if not BEGINNING.startswith(first):  # a kill may have cut the first line
-            raise AdtError(f"`{name}`: '{path}' has other content than lines of images; choose another file.")
+            raise AdtError("lines.other_content", input=name, path=path)
 
 
 class ImageLines:
@@ -190,7 +190,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield offset, line
             offset += len(line)
     except OSError as error:
-        raise AdtError(f"'{path}' can't be read ({reason(error)}); delete it, or choose another file.") from error
+        raise AdtError("lines.unreadable", path=path, reason=reason(error)) from error
 
 
 def _copy(places: list[_Place], file: BinaryIO) -> None:

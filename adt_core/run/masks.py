@@ -38,13 +38,10 @@ def generated_cells(mask: Tensor, grid: tuple[int, int], name: str) -> Tensor:
     elif mask.ndim == 4 and shape[1] == 1:
         mask = mask[:, 0]
     if mask.ndim != 3 or not mask.numel():
-        raise AdtError(
-            f"`{name}`: the mask has the shape {shape}; use one of [height, width], [batch, height, width] or "
-            "[batch, 1, height, width] with at least one pixel."
-        )
+        raise AdtError("mask.shape", input=name, shape=shape)
     mask = mask.detach().float().cpu()
     if not mask.isfinite().all():
-        raise AdtError(f"`{name}`: the mask has values that are infinite or not a number; draw it again.")
+        raise AdtError("mask.not_finite", input=name)
     share = F.adaptive_avg_pool2d(mask.clamp(0, 1), grid)
     return share >= 0.5 - 1e-6  # half of a cell, whatever the rounding of the mean
 
@@ -90,18 +87,18 @@ def mask_cells(mask: str | Path | Tensor, target: Target) -> Tensor:
         mask = (pixels.mean(1) + 1) / 2
     generated = generated_cells(mask, target.grid, "mask")
     if len(generated) != 1:
-        raise AdtError(f"`mask` has {len(generated)} masks for one image; give one mask.")
+        raise AdtError("mask.several", count=len(generated))
     if not generated.any():
-        raise AdtError("`mask` is empty, so nothing would be generated; paint over the part to generate.")
+        raise AdtError("mask.empty_input")
     return generated
 
 
-def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
+def open_rgb(path: Path, name: str, key: str = "image.unreadable") -> Image.Image:
     """Read an image in RGB, and rotate it as its EXIF data requires.
 
     Args:
         name: Name of the option or node input that has this path, for the error message.
-        remedy: Text to append to the error message, or "".
+        key: Key of the error message.
 
     Raises:
         AdtError: If the file cannot be read as an image.
@@ -111,7 +108,7 @@ def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
             return to_rgb(ImageOps.exif_transpose(image))
     except IMAGE_ERRORS as error:
         reason = getattr(error, "strerror", None) or f"it is damaged, or not one of {', '.join(FORMATS)}"
-        raise AdtError(f"`{name}`: '{path}' can't be read as an image ({reason}){remedy and f'; {remedy}'}.") from error
+        raise AdtError(key, input=name, path=path, reason=reason) from error
 
 
 def to_pixels(image: Image.Image, height: int, width: int) -> Tensor:

@@ -212,7 +212,7 @@ class Pipeline(Runner):
             return self
         fixed = [name for name in options if name in FIXED]
         if fixed:
-            raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
+            raise AdtError("pipeline.load_option", input=fixed[0])
         _check_names(options, set(Recipe.names()) - set(FIXED))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
         recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
@@ -308,7 +308,7 @@ class Pipeline(Runner):
             AdtError: As in :meth:`generate`. It is raised before the first step.
         """
         if isinstance(prompts, str):
-            raise AdtError(f"`prompts` is the text {shown(prompts)}, but a list of texts was expected; put it in [].")
+            raise AdtError("prompts.one_text", text=shown(prompts))
         texts = _texts("prompts", prompts)
         batch_size = _count("batch_size", batch_size)
         num_images_per_prompt = _count("num_images_per_prompt", num_images_per_prompt)
@@ -342,8 +342,7 @@ def _saved_by(pipeline: Pipeline, path: Path, loading: Mapping[str, Any], option
     for name, here in {"model_name": pipeline.target.name, **{name: loading[name] for name in _PRECISION}}.items():
         if made.get(name) != here:
             raise AdtError(
-                f"{path} was made with the {name.replace('_', ' ')} {shown(made.get(name))}, but {shown(here)} is "
-                "loaded; use Pipeline.from_png, which loads what the PNG names."
+                "png.other_model", path=path, part=name.replace("_", " "), saved=shown(made.get(name)), here=shown(here)
             )
     return saved
 
@@ -361,11 +360,12 @@ def find_model(model: str | Path) -> str:
         return str(model)
     row = find_published(str(model))
     if row is None:
-        raise AdtError(f"`model`: there is no file or folder {shown(str(model), 300)}; docs/models.md lists names.")
+        raise AdtError("model.no_file", path=shown(str(model), 300))
     folder = default_folder() / row.name
     if not folder.exists():
-        remedy = f"run this command: {command(f'download {row.name}')}"
-        raise AdtError(f"`model`: {row.name} is not in {default_folder()}; {remedy}.")
+        raise AdtError(
+            "model.not_installed", model=row.name, folder=default_folder(), command=command(f"download {row.name}")
+        )
     return str(folder)
 
 
@@ -374,7 +374,7 @@ def _check_names(given: Mapping[str, Any], valid: Iterable[str]) -> None:
     unknown = [name for name in given if name not in valid]
     if unknown:
         names = ", ".join(sorted(valid))
-        raise AdtError(f"There is no option {shown(unknown[0])}; use one of {names}.")
+        raise AdtError("option.unknown", name=shown(unknown[0]), names=names)
 
 
 def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
@@ -391,7 +391,7 @@ def with_sources(target: Target, flat: tuple[int, ...]) -> Target:
         rows, columns, *rest = (*flat, 0, 0)[: max(len(flat), 2)]
         codes = rest[: rows * columns]
         if not codes or len(codes) < rows * columns or max(codes) >= target.num_codes:
-            raise AdtError("`sources` has no images of this model's tokens; use the original PNG.")
+            raise AdtError("sources.none")
         images.append(torch.tensor(codes).view(rows, columns))
         flat = tuple(rest[len(codes) :])
     return target.with_sources(images) if images else target
@@ -402,7 +402,7 @@ def _texts(name: str, prompts: Iterable[str]) -> list[str]:
     texts = list(prompts) if isinstance(prompts, Iterable) else [prompts]
     wrong = [text for text in texts if not isinstance(text, str)]
     if wrong:
-        raise AdtError(f"`{name}` contains {shown(wrong[0])}, but a text or a list of texts was expected.")
+        raise AdtError("text.expected", input=name, value=shown(wrong[0]))
     return texts
 
 
@@ -422,7 +422,7 @@ def _seeds(seed: Any, count: int) -> Any:
     if not isinstance(seed, list | tuple):
         return seed
     if len(seed) != count:
-        raise AdtError(f"`seed` has {len(seed)} seeds for {count} texts; give one for each, or one for all.")
+        raise AdtError("seed.lengths", count=len(seed), texts=count)
     option = Recipe.options()["seed"]
     for value in seed:
         option.check("seed", value)

@@ -37,21 +37,15 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     for name, option in options.items():
         value = values.get(name)
         if (name == "prompt" or name in values) and not option.accepts(value):
-            raise AdtError(f"{path} has {name} {shown(value)}, which is not valid; generate a new image instead.")
+            raise AdtError("png.bad_value", path=path, name=name, value=shown(value))
     if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
         # The noise of the model's original script depends on the device.
         here = noise_device(choose_device(str(given.get("device", "auto"))))
         if saved.get("noise_device") != here:
-            raise AdtError(
-                f"{path} was made with the upstream noise of {shown(saved.get('noise_device'))}, but `device` {here} "
-                "makes other noise; use the same device, or choose `noise` own for another image."
-            )
+            raise AdtError("png.other_noise", path=path, saved=shown(saved.get("noise_device")), device=here)
     for name in PATHS:
         value = values.get(name)
         needs_no_files = value in (None, BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS)
         if name not in given and not needs_no_files:
-            raise AdtError(
-                f"{path} names the {name} {shown(value, 300)}, which is not opened, as anybody may have written it; "
-                f"if you trust it, add `{name}` with that path."
-            )
+            raise AdtError("png.not_opened", path=path, input=name, value=shown(value, 300))
     return values

@@ -160,13 +160,13 @@ def choose_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise AdtError(f"`device` is {shown(device)}; it must be auto, cpu, cuda, cuda:1 or mps.") from error
+        raise AdtError("device.unknown", device=shown(device)) from error
     count = _device_count(chosen.type)
     if count == 0:
         kind = chosen.type.upper()
-        raise AdtError(f"`device` {chosen}: this PyTorch finds no {kind} device; use `device` cpu.")
+        raise AdtError("device.missing", device=chosen, kind=kind)
     if chosen.index is not None and chosen.index >= count:
-        raise AdtError(f"`device` {chosen}: this PyTorch finds only {count}, numbered from 0; use a smaller number.")
+        raise AdtError("device.number", device=chosen, count=count)
     return chosen
 
 

@@ -84,7 +84,7 @@ class Result:
         """
         path = Path(path)
         if path.suffix.lower() != ".png":
-            raise AdtError(f"`path`: '{path}' must end in .png, because the settings are stored in the PNG.")
+            raise AdtError("path.not_png", path=path)
         write(path, self.png)
 
 
@@ -213,7 +213,7 @@ class Runner:
             AdtError: If settings contradict each other, or memory is too small.
         """
         if type(batch_size) is not int or batch_size < 1:
-            raise AdtError(f"`batch_size` is {shown(batch_size)}; it must be a whole number of 1 or more.")
+            raise AdtError("batch_size.too_small", batch_size=shown(batch_size))
         total = len(jobs) * self.target.length
         for part in split(len(jobs), batch_size, factor=part_factor):
             mine = jobs[part.start : part.stop]
@@ -243,8 +243,9 @@ class Runner:
             except AdtError as error:
                 if len(prompts) == 1:
                     raise
-                where = f"number {number} of {len(prompts)}, {shown(prompt)}"
-                raise AdtError(f"`prompts`: {where}: {error.template}") from error
+                raise AdtError(
+                    "prompts.at", error=error, number=number, count=len(prompts), prompt=shown(prompt)
+                ) from error
         if self.recipe.negative_prompt.strip():
             self.target.check_prompt(self.recipe.negative_prompt)
         return list(filter(None, notes))

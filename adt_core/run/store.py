@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeGuard
 
 from ..errors import AdtError, Check, shown
 from ..files import is_link, write_in
+from ..messages import message
 from ..recipe import Recipe
 from ..untrusted import list_of, whole_number
 from .identity import digest, settings_key
@@ -128,9 +129,9 @@ class Identity:
         own = self.of_job(job)
         if SETTINGS_KEY in problem:
             problem = difference(record, own.settings)
-            return problem or "was made with other weights, or with another version of this pack"
+            return problem or message("stored.other_weights")
         if not problem and not own._is_complete(record):
-            problem = "has damaged tokens or statistics"
+            problem = message("stored.no_figures")
         return problem
 
     def _is_complete(self, record: Mapping[str, Any]) -> TypeGuard[Mapping[str, Any]]:
@@ -149,7 +150,7 @@ def difference(record: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     found = {**record, "prompt": record.get(CAPTION, record.get("prompt"))}
     for name, value in expected.items():
         if found.get(name) != value:
-            return f"was made with {name} {shown(found.get(name))}, but this run has {shown(value)}"
+            return message("stored.other_value", name=name, found=shown(found.get(name)), value=shown(value))
     return ""
 
 
@@ -161,7 +162,7 @@ class PngStore:
         folder: Path of the folder. It may not exist yet.
         identity: Properties by which the images are recognised.
         overwrite: Whether to generate all images again and to replace files that have the name of an image.
-        remedy: End of the error message for a file that is not the image of its name.
+        remedy: Key of the end of the error message for a file that is not the image of its name.
         check: Cancellation callback, or None.
     """
 
@@ -171,7 +172,7 @@ class PngStore:
         folder: Path,
         identity: Identity,
         overwrite: bool = False,
-        remedy: str = "choose another folder, or give `overwrite` to generate all images again",
+        remedy: str = "remedy.other_folder",
         check: Check | None = None,
     ):
         self.jobs = jobs
@@ -206,9 +207,9 @@ class PngStore:
             record = {}
             problem = str(error).removeprefix(f"{path} ").partition(";")[0].rstrip(".")
         if not problem and not is_intact(path, self.identity.of_job(job).size):
-            problem = "is damaged, or has another size"
+            problem = message("stored.damaged")
         if problem:
-            raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
+            raise AdtError("output.other_image", path=path, problem=problem, remedy=message(self.remedy))
         return record
 
     def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:

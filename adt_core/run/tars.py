@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import AdtError, pip_install
 from ..files import inside, is_link, opened, parse_json, read_text, to_json, write_in, write_in_with
+from ..messages import message
 from ..untrusted_tar import small_members
 from .folder_lock import FolderLock
 from .images import read_settings
@@ -43,12 +44,10 @@ def check(folder: Path) -> None:
     """
     if importlib.util.find_spec("webdataset") is None:
         command = pip_install("webdataset")
-        raise AdtError(f"`format` webdataset needs the package webdataset, which is not installed; run {command}")
+        raise AdtError("webdataset.no_library", command=command)
     index = folder / INDEX
     if index.exists() and not is_link(index) and not _is_index(index):
-        raise AdtError(
-            f"`output`: '{index}' is not an index of this pack, and would be overwritten; choose another folder."
-        )
+        raise AdtError("webdataset.other_index", path=index)
 
 
 def _is_index(path: Path) -> bool:
@@ -193,12 +192,12 @@ class TarStore(PngStore):
             numbers = []
             for number, record in self._numbered(path):
                 if problem := self.identity.problem(record, self.jobs.job(number)):
-                    raise AdtError(f"`output`: '{path}' has an image that {problem}; {self.remedy}.")
+                    raise AdtError("webdataset.other_image", path=path, problem=problem, remedy=message(self.remedy))
                 numbers.append(number)
         except AdtError:  # a ValueError, too
             raise
         except _TAR_ERRORS as error:
-            raise AdtError(f"`output`: '{path}' is damaged; {self.remedy}.") from error
+            raise AdtError("output.damaged_file", path=path, remedy=message(self.remedy)) from error
         return numbers
 
     def _write_index(self) -> None:

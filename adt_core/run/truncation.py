@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import AdtError, PromptTooLongError
-from ..messages import message
+from ..messages import Message, message
 
 RAISE = "error"
 TRUNCATE = "truncate"
@@ -48,10 +48,11 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
     except AdtError as error:
         if mode not in (TRUNCATE, SKIP):
             raise
-        reason = str(error).rpartition(";")[0] or str(error)  # without the remedy
+        text = str(error).rpartition(";")[0] or str(error)  # without the remedy
+        reason = Message([error.message.parts[0]._replace(text=text)])
         if mode == TRUNCATE and isinstance(error, PromptTooLongError) and (text := _truncate(check, prompt)):
             return FittedPrompt(text, _truncation_note(error, len(text), len(prompt)))
-        return FittedPrompt(None, f"left out: {reason}")
+        return FittedPrompt(None, message("prompt.left_out", reason=reason))
 
 
 def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:

@@ -50,14 +50,19 @@ test("a parameter that is a message is translated, too", () => {
   assert.equal(chinese([part]), "4 种方法中的 1 种，正在检查 不起草 (depth=5)");
 });
 
-test("an error is found by its English text, and its parts and inputs are translated, too", () => {
-  const long = "Prompt too long: 9 tokens; the bundled model accepts 5; shorten it";
-  const error = `prompts: that with the id '7': ${long}, or set invalid_prompts to 'truncate' or 'skip'.`;
+test("an error in an error is translated, and the names of inputs", () => {
+  const parameters = { tokens: 9, model: "the bundled model", limit: 5 };
+  const long = [
+    { text: "Prompt too long: 9 tokens; the bundled model accepts 5; shorten it.", key: "prompt.too_long", parameters },
+  ];
+  const error = { text: "prompts: ...", key: "prompts.one_invalid", parameters: { id: "7", error: long } };
   const translated = "提示词太长：9 个 token；内置模型 最多接受 5 个；请缩短它";
-  assert.equal(
-    chinese([{ text: error }]),
-    `提示词：编号为“7”的提示词：${translated}，或将“无效提示词”设为“截短”或“跳过”。`,
-  );
+  assert.equal(chinese([error]), `提示词：编号为“7”的提示词：${translated}，或将“无效提示词”设为“截短”或“跳过”。`);
+  const value = { text: "filter: 5 arrived", key: "input.unusable", parameters: { input: "filter", value: "5" } };
+  assert.equal(chinese([value]), "筛选：收到 5，此输入无法使用；请为它连接节点。");
+});
+
+test("a sentence of ComfyUI is found by its English text", () => {
   assert.equal(chinese([{ text: "Value 5 bigger than max of 1.0: keep_top" }]), "保留上部：5 大于最大值 1.0");
   assert.equal(chinese([{ text: "Value 5 bigger than max of 1: constructor" }]), "constructor：5 大于最大值 1");
 });

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adt_core import AdtError, load_target
+from adt_core import load_target
 from adt_core.app.inspect import inspect
+from tests.raising import raises_key
 
 Change = Callable[[dict], object]
 """Modifies a dictionary in place."""
@@ -45,11 +45,15 @@ def write_one_file(stage: Path, tokenizer: Path, file: Path, *without: str) -> P
     return file
 
 
-def error_of(path: Path) -> str:
-    """Return the error of loading. Check that `inspect` reports the same error."""
-    with pytest.raises(AdtError) as raised:
+def check_refused(path: str | Path, key: str, /, **values: object) -> str:
+    """Check that a model can't be loaded, with this error, and that `inspect` reports the same error.
+
+    Returns:
+        The sentence.
+    """
+    with raises_key(key, **values) as raised:
         load_target(path)
-    with pytest.raises(AdtError) as inspected:
+    with raises_key(key) as inspected:
         inspect(str(path))
     assert str(inspected.value) == str(raised.value)
     return str(raised.value)

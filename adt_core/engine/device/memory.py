@@ -145,24 +145,26 @@ def check_memory(request: Request, batch_size: int) -> None:
     Raises:
         AdtError: If the weights are on the CPU and `batch_size` images need too much memory.
     """
-    if problem := cpu_memory_shortage(request, batch_size):
-        raise AdtError(problem)
+    if shortage := cpu_memory_shortage(request, batch_size):
+        raise shortage
 
 
-def cpu_memory_shortage(request: Request, batch_size: int) -> str:
-    """Return an error message if the weights are on the CPU and `batch_size` images need too much memory, else ""."""
+def cpu_memory_shortage(request: Request, batch_size: int) -> AdtError | None:
+    """Return an error if the weights are on the CPU and `batch_size` images need too much memory."""
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
-        return ""
+        return None
     weights = held_bytes(decoder)
     work = required_bytes(request, batch_size)
     limit = memory_limit()
     usable = usable_bytes(limit)
     if weights + work <= usable:
-        return ""
-    images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
-    needed, beside, most, there = (f"{size / 2**30:.3g} GiB" for size in (work, weights, usable, limit.bytes))
-    return (
-        f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
-        f"{most} of the {there} of {limit.owner} may be used; use a smaller batch size, tree or model."
+        return None
+    sizes = {"needed": work, "beside": weights, "most": usable, "total": limit.bytes}
+    return AdtError(
+        "memory.too_many_images" if batch_size > 1 else "memory.one_image",
+        **({"count": batch_size} if batch_size > 1 else {}),
+        model=request.target.name,
+        owner=limit.owner,
+        **{name: f"{size / 2**30:.3g} GiB" for name, size in sizes.items()},
     )

@@ -94,9 +94,7 @@ class TensorBoardLogs(ProgressBars):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise AdtError(
-                f"`logging_dir` needs TensorBoard, which is not installed; run {pip_install('tensorboard')}"
-            ) from error
+            raise AdtError("logging_dir.no_library", command=pip_install("tensorboard")) from error
         self._writer = SummaryWriter(str(folder))
         self._log: list[dict] = []
         self._logged = -1  # number of rows that are logged; -1 before the first step

@@ -54,14 +54,18 @@ class TrainingImages:
             opened(path).close()
             self._codes = np.lib.format.open_memmap(path, "r+")
         except (OSError, ValueError, SyntaxError) as error:
-            raise AdtError(f"{path} can't be read ({reason(error)}); delete it, or choose another `output`.") from error
+            raise AdtError("tokens.unreadable", path=path, reason=reason(error)) from error
         if self._codes.shape != (len(prompts), length) or self._codes.dtype != np.int32:
             raise AdtError(
-                f"{path} holds {self._codes.dtype} of shape {self._codes.shape}, but {len(prompts)} images of "
-                f"{length} tokens in int32 are needed; delete it, or choose another `output`."
+                "tokens.other_shape",
+                path=path,
+                dtype=self._codes.dtype,
+                shape=self._codes.shape,
+                count=len(prompts),
+                length=length,
             )
         if self._codes.max(initial=-1) >= num_codes:
-            raise AdtError(f"{path} holds tokens that the model does not have; delete it, or choose another `output`.")
+            raise AdtError("tokens.unknown", path=path)
 
     @property
     def missing(self) -> list[int]:
@@ -131,13 +135,14 @@ def find_training_images(
     named = args.images or args.prompts or "the list"
     source = f"`{'images' if args.images else 'prompts'}`: '{named}'"
     if not paths and len(prompts) > held_out:
-        raise AdtError(
-            f"{source} gives {len(prompts) - held_out} images to train on, but one step needs {batch} (`batch`); "
-            "increase `pictures`."
-        )
+        raise AdtError("training.too_few_pictures", source=source, count=len(prompts) - held_out, batch=batch)
     raise AdtError(
-        f"{source} has {len(prompts)} captions, but {held_out + batch} are needed: {held_out} for measuring "
-        f"(`held_out`) and {batch} for one step (`batch`); add captions, or lower these."
+        "training.too_few_captions",
+        source=source,
+        count=len(prompts),
+        needed=held_out + batch,
+        held_out=held_out,
+        batch=batch,
     )
 
 
@@ -165,15 +170,10 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
         AdtError: If `folder` is not a folder, it has no images, or a caption is missing.
     """
     if not folder.is_dir():
-        raise AdtError(
-            f"`images`: '{folder}' is not a folder; choose a folder of images with captions, such as 1.jpg and 1.txt."
-        )
+        raise AdtError("images.no_folder", folder=folder)
     paths = [path for path in list_visible(folder, "*") if path.suffix.lower() in SUFFIXES and is_regular(path)]
     if not paths:
-        raise AdtError(
-            f"`images`: '{folder}' contains no {', '.join(SUFFIXES)}; choose a folder of images with captions, "
-            "such as 1.jpg and 1.txt."
-        )
+        raise AdtError("images.none", folder=folder, suffixes=", ".join(SUFFIXES))
     return paths, [_caption(path) for path in paths]
 
 
@@ -191,13 +191,13 @@ def _caption(path: Path) -> str:
     except FileNotFoundError:
         caption = ""
     except OSError as error:
-        raise AdtError(f"`images`: the caption '{text_file}' can't be read ({reason(error)}).") from error
+        raise AdtError("caption.unreadable", path=text_file, reason=reason(error)) from error
     except UnicodeError as error:
         with opened(text_file) as file:
             kind = foreign_text(file.read(LARGEST_CAPTION * 2**20))
-        raise AdtError(f"`images`: the caption '{text_file}' is {kind}; save it as a UTF-8 text file.") from error
+        raise AdtError("caption.not_text", path=text_file, kind=kind) from error
     if not caption:
-        raise AdtError(f"`images`: '{path}' has no caption; write what it shows in {text_file.name} next to it.")
+        raise AdtError("caption.missing", path=path, file=text_file.name)
     return caption
 
 
@@ -247,7 +247,7 @@ def encode(target: Target, paths: list[Path]) -> Tensor:
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = to_pixels(open_rgb(path, "images", "remove it or save it again"), height, width)
+        pixels = to_pixels(open_rgb(path, "images", "images.unreadable"), height, width)
         with torch.inference_mode():
             cells = target.codec.encode(pixels).cpu()
             codes.append(target.kept(cells, torch.zeros_like(cells, dtype=torch.bool)))

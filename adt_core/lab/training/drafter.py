@@ -167,31 +167,23 @@ def _check_output(plan: TrainingPlan) -> None:
     folder = plan.files.output
     settings = plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
-        raise AdtError(f"`output`: '{folder}' is a file; choose a folder.")
+        raise AdtError("output.is_file", folder=folder)
     if plan.data.images and path_key(folder) == path_key(plan.data.images):
-        raise AdtError(
-            "`output` is the folder of `images`, where the next run would use its chart as an image; choose another."
-        )
+        raise AdtError("output.is_images")
     check_utf8(folder, f"`output`: {str(folder)!r}")
     inside(folder, "training", "features")
     if not settings.exists():
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
-            raise AdtError(
-                f"`output`: '{folder}' contains a model that was not trained here, or its folder 'training' is "
-                "missing; choose another folder."
-            )
+            raise AdtError("output.other_model", folder=folder)
         return
     try:
         before = read_json(settings)
     except AdtError as error:
-        raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
+        raise AdtError("output.damaged", path=settings) from error
     for name, now in plan.settings.items():
         if not _is_same(name, before.get(name), now):
             what = "other captions" if name == "captions" else f"{name} {before.get(name)}, but now it is {now}"
-            raise AdtError(
-                f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
-                "or choose another folder."
-            )
+            raise AdtError("output.other_options", folder=folder, options=what)
 
 
 def _is_same(name: str, before: Any, now: Any) -> bool:
@@ -240,7 +232,7 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
-        raise AdtError("`start`: this drafter has another architecture than the one to train; remove it.")
+        raise AdtError("start.other_architecture")
     drafter.load_state_dict(weights)
 
 
@@ -308,7 +300,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
     if not path:
         return None
     if not is_network(path):
-        raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
+        raise AdtError("drafter.no_eagle", input=name, path=path)
     return load_eagle(path, target)
 
 

@@ -91,10 +91,7 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
     existing = sum(path.stat().st_size for path in folder.rglob("*"))
     if estimate.disk > free + existing:
         needed, available = (f"{size / 2**20:.0f} MB" for size in (estimate.disk, free))
-        raise AdtError(
-            f"`output`: the training needs {needed} of disk space, but only {available} are free for '{folder}'; "
-            "free some space, or lower `features_gb`."
-        )
+        raise AdtError("output.disk_full", needed=needed, available=available, folder=folder)
 
 
 class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):

@@ -61,9 +61,7 @@ class Features:
             files = [load_file(path) for path in paths]
             rows = [file[str(row)] for row in range(len(pads) // len(numbers)) for file in files]
         except (SafetensorError, KeyError) as error:
-            raise AdtError(
-                f"'{self._folder}' holds a damaged file ({reason(error)}); delete it, and start again."
-            ) from error
+            raise AdtError("features.damaged", folder=self._folder, reason=reason(error)) from error
         padded = [F.pad(row, (0, 0, pad, 0)) for row, pad in zip(rows, pads)]
         return torch.stack(padded).to(device).float()
 

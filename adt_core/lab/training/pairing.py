@@ -68,7 +68,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], placement: Placement)
     recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(placement.device))
     drafter = recipe.drafter or default_drafter(recipe.loading.model)
     if not is_network(drafter):
-        raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
+        raise AdtError("drafter.no_network", path=drafter)
     prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
     prompts = sample(prompts, args.count, recipe.sampling.seed)
     place = resolve(drafter, "drafter")

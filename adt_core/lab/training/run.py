@@ -164,10 +164,7 @@ class Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.half)
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
-            remedy = "delete it to start again, or choose another folder"
-            with wrap_library_errors(
-                lambda reason: f"'{self.path}' is damaged, or belongs to another run ({reason}); {remedy}."
-            ):
+            with wrap_library_errors("checkpoint.other_run", path=self.path):
                 self._resume(device)
         self.step = self.saved_step = self.state["step"]
         self.begin()

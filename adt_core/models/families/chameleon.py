@@ -54,8 +54,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
     if wrong is not None:
-        problem = f"gives code {wrong} the id {codes[wrong]}, but {codes[0] + wrong} was expected"
-        raise AdtError(f"config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
+        raise AdtError("vocabulary.wrong_id", code=wrong, id=codes[wrong], expected=codes[0] + wrong)
     return codes
 
 
@@ -101,8 +100,7 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
         AdtError: If a field of config.json is missing or has an unsupported value.
     """
     if checkpoint.config.get("swin_norm"):
-        problem = "config.json sets swin_norm, as in the 30B and 34B models, which is not supported"
-        raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
+        raise AdtError("chameleon.swin_norm", path=checkpoint.path)
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
     config = decoder_config(checkpoint.config, checkpoint.path)
     codes = image_token_ids(vocabulary)
@@ -145,7 +143,7 @@ FAMILY = Family(
     prompter=ChameleonPrompter.of,
     unneeded=(f"{CODEC}loss.",),
     remedies={
-        CODEC: ("put vqgan.ckpt of Chameleon, or the folder Anole-7b-v0.1-vqvae-hf, beside it", CHAMELEON_CODEC),
+        CODEC: ("remedy.chameleon_codec", CHAMELEON_CODEC),
     },
     sampling=PublishedSampling(
         temperature=0.7,

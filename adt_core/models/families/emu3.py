@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import AdtError, naming_missing_libraries
+from ...messages import message
 from ...untrusted import SWITCH
 from ..downloads import Download, Published
 from ..family import Family, model_type
@@ -82,11 +83,11 @@ class Emu3Prompter(TokenPrompter):
         """
         rows, columns = grid
         if not min(grid):
-            return "both sides must be at least one token"
+            return message("limit.one_token")
         if (rows - 0.5) * (columns - 0.5) <= usual[0] * usual[1]:
             return ""
-        most = f"it supports about as many tokens as {usual[0]} x {usual[1]}"
-        return f"{most}, but this size has {rows} x {columns}"
+        most = {"most_rows": usual[0], "most_columns": usual[1]}
+        return message("limit.tokens", rows=rows, columns=columns, **most)
 
 
 class Emu3Codec(Codec):
@@ -114,8 +115,7 @@ class Emu3Codec(Codec):
         for image_channels in (config.in_channels, config.out_channels):
             check_channels(image_channels, widths, source)
         if config.hidden_size % config.num_attention_heads:
-            problem = f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads"
-            raise AdtError(f"{source}: config.json's vq_config: {problem}; use the checkpoint's own config.json.")
+            raise AdtError("emu3.heads", source=source, hidden_size=config.hidden_size)
         model = Emu3VQVAE(config)
         self.encoder = model.encoder
         self.decoder = model.decoder
@@ -160,14 +160,14 @@ def _codec_fields(values: dict, source: ConfigSource) -> dict:
 
 
 def _not_emu3_gen(checkpoint: Checkpoint) -> str:
-    """Return "" for Emu3-Gen. For other models of the series, return their name and why they are not supported."""
+    """Return "" for Emu3-Gen, and the key of an error for other models of the series."""
     vocab_size = checkpoint.config.get("vocab_size")
     if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
         if isinstance(vocab_size, int) and vocab_size > _TEXT["vocab_size"]:
-            return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
-        return "Emu3 in BAAI's own layout, which this version can't read"
+            return "emu3.version_3_5"
+        return "emu3.other_layout"
     if "chat" in checkpoint.name.lower():  # only the name distinguishes it from Emu3-Gen
-        return "Emu3-Chat, which describes images and does not generate them"
+        return "emu3.chat"
     return ""
 
 
@@ -176,15 +176,13 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     source = checkpoint.path
     problem = _not_emu3_gen(checkpoint)
     if problem:
-        remedy = f"use BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
-        raise AdtError(f"{source} is {problem}; {remedy}.")
+        raise AdtError(problem, source=source, command=EMU3.command(checkpoint.home))
     config = decoder_config(_TEXT | section(checkpoint.config, "text_config", source), source, qk_norm=False)
     vocabulary = read_vocabulary(checkpoint, (BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW), config.vocab_size)
     codec = Emu3Codec(section(checkpoint.config, "vq_config", source), source)
     codes = image_tokens(vocabulary, "<|visual token ", "|>", "Emu3")
     if len(codes) != len(codec.codebook):
-        problem = f"has {len(codes)} image tokens, but its vq_config has {len(codec.codebook)} codes"
-        raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
+        raise AdtError("emu3.other_codes", source=source, count=len(codes), codes=len(codec.codebook))
     cells = _PIXELS // codec.downsample
     config = with_min_positions(config, cells * (cells + 1))
     decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))

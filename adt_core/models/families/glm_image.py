@@ -150,7 +150,7 @@ class GlmImagePrompter(TokenPrompter):
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         if not min(grid) or not min(small_grid(grid)) or max(grid) > _MAX_SIDE:
-            return f"both sides must be from {PIXELS} to {_MAX_SIDE * PIXELS} pixels, and not too different"
+            return message("limit.range", low=PIXELS, high=_MAX_SIDE * PIXELS)
         return ""
 
 
@@ -183,8 +183,7 @@ class GlmImageCodec(Codec):
         channels = self._vision["hidden_size"]
         heads = self._vision["num_heads"]
         if size(fields, "latent_channels", source, 1536) != channels or channels % heads:
-            problem = f"vision_config has {channels} channels, which does not match its {heads} heads or the vq_config"
-            raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+            raise AdtError("glm_image.vision_channels", source=source, channels=channels, heads=heads)
         self.quantize = Quantizer(codes, width)
         self.quant_conv = PointConv(channels, width)
         self.downsample = 2 * self._vision["patch_size"]
@@ -302,8 +301,7 @@ def _decoder_config(fields: dict, source: Path) -> DecoderConfig:
     plain["rope_parameters"] = others
     config = decoder_config(plain, source, qk_norm=False, mrope_section=mrope_section, qkv_bias=True, post_norms=True)
     if len(mrope_section) != 3 or 2 * sum(mrope_section) != int(config.head_dim * rotated_share):
-        problem = f"mrope_section {list(mrope_section)} does not fit head_dim {config.head_dim}"
-        raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+        raise AdtError("glm_image.sections", source=source, mrope_section=list(mrope_section), head_dim=config.head_dim)
     config = replace(config, max_positions=min(config.max_positions, _MAX_POSITIONS))
     return with_min_positions(config, _DEFAULT_SIDE**2 + _SMALL_SIDE**2)
 

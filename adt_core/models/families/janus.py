@@ -87,9 +87,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
     source = checkpoint.path
     if "vision_gen_dec_config" in config:
         remedy = FAMILY.published[0].how_to_get(checkpoint.home)
-        raise AdtError(
-            f"{source} is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: {remedy}."
-        )
+        raise AdtError("janus.flow", source=source, remedy=remedy)
     if model_type(config) == _DEEPSEEK:
         text = section(config, "language_config", source)
         vision, codes, aligner, head = (

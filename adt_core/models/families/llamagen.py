@@ -154,8 +154,7 @@ class LlamaGenPrompter(Prompter):
         cleaned = captions.clean(text[:_MOST_CLEANED])
         if not cleaned:
             ignored = "links, file names and Chinese characters are ignored"
-            problem = f"prompt {shown(text)} has no words that {self.name} can read ({ignored})"
-            raise AdtError(f"{problem}; describe the image in English words.")
+            raise AdtError("prompt.no_words", text=shown(text), name=self.name, ignored=ignored)
         encoding = encode(self.tokenizer, cleaned, self.name)
         ids = [*encoding.ids, self.end]
         check_ids(ids, self.encoder.t5.config.vocab_size, "T5")
@@ -183,8 +182,7 @@ class LlamaGenPrompter(Prompter):
 def skeleton(checkpoint: Checkpoint) -> Target:
     """Return an empty target for a LlamaGen checkpoint, and add the files of codec and T5 to the checkpoint."""
     if f"{_prefix(checkpoint)}{EMBEDDER}embedding_table.weight" in checkpoint.names:
-        problem = "is a LlamaGen for ImageNet classes, which takes no text prompt"
-        raise AdtError(f"{checkpoint.path} {problem}; use a text-to-image LlamaGen.")
+        raise AdtError("llamagen.classes", path=checkpoint.path)
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
     codec = checkpoint.find_companion(_CODEC_FILES)
@@ -218,8 +216,7 @@ def _side(checkpoint: Checkpoint) -> int:
         return math.isqrt(block)
     sizes = {int(n) for n in re.findall(r"(?<!\d)(?:256|512)(?!\d)", checkpoint.name)}
     if len(sizes) != 1:
-        remedy = "use the published file name, t2i_XL_stage1_256.pt or t2i_XL_stage2_512.pt"
-        raise AdtError(f"{checkpoint.path} does not have its image size in its name; {remedy}.")
+        raise AdtError("llamagen.no_size", path=checkpoint.path)
     return sizes.pop() // 16
 
 
@@ -290,12 +287,12 @@ def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
     """
     t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
-        raise AdtError(f"{checkpoint.path} has no text encoder; {FAMILY.missing_remedies(checkpoint)[T5]}.")
+        raise AdtError("llamagen.no_text_encoder", path=checkpoint.path, remedy=FAMILY.missing_remedies(checkpoint)[T5])
     captions.libraries()
     tokenizer = load_tokenizer(t5.parent)
     end = tokenizer.token_to_id(END)
     if end is None:
-        raise AdtError(f"{t5.parent}: tokenizer.json lacks {END}; use the tokenizer.json of {FLAN_T5_XL.repository}.")
+        raise AdtError("llamagen.no_end_token", folder=t5.parent, token=END, repository=FLAN_T5_XL.repository)
     return LlamaGenPrompter(target.name, tokenizer, end, cast(CaptionEncoder, target.text_encoder))
 
 
@@ -345,8 +342,8 @@ FAMILY = Family(
     prompter=prompter,
     unneeded=(f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
     remedies={
-        CODEC: ("download vq_ds16_t2i.pt of peizesun/llamagen_t2i and put it beside it", LLAMAGEN_CODEC),
-        T5: ("download google/flan-t5-xl and put its folder, flan-t5-xl, beside it", FLAN_T5_XL),
+        CODEC: ("remedy.llamagen_codec", LLAMAGEN_CODEC),
+        T5: ("remedy.text_encoder", FLAN_T5_XL),
     },
     sampling=PublishedSampling(guidance_scale=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),

@@ -117,8 +117,5 @@ def libraries() -> tuple[ModuleType, ModuleType]:
         import bs4
         import ftfy
     except ImportError as error:
-        raise AdtError(
-            f"LlamaGen needs ftfy and Beautiful Soup to clean prompts, and {error.name} is not installed; "
-            f"run {pip_install(PACKAGES)}"
-        ) from error
+        raise AdtError("llamagen.no_library", library=error.name, command=pip_install(PACKAGES)) from error
     return ftfy, bs4

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from ...errors import AdtError
+from ...messages import message
 from ..downloads import Download, Published
 from ..family import Family
 from ..prompter import TokenPrompter
@@ -70,12 +71,12 @@ class LuminaPrompter(ChameleonPrompter):
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         rows, columns = grid
         if rows % self.CELLS or columns % self.CELLS or not min(grid):
-            return f"both sides must be multiples of {PIXELS}"
+            return message("limit.multiples", side=PIXELS)
         if rows * columns > usual[0] * usual[1]:
             height, width = (side // self.CELLS * PIXELS for side in usual)
-            return f"it supports no more pixels than {width}x{height}"
+            return message("limit.too_many_pixels", width=width, height=height)
         if max(grid) > MAX_ASPECT * min(grid):
-            return f"one side may be at most {MAX_ASPECT} times the other"
+            return message("limit.aspect", most=MAX_ASPECT)
         return ""
 
 
@@ -86,8 +87,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     """
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
     if len(set(sizes)) != 1:
-        remedy = "use the published folder name, such as Lumina-mGPT-7B-768"
-        raise AdtError(f"{checkpoint.path} does not have its image size (512, 768 or 1024) in its name; {remedy}.")
+        raise AdtError("lumina.no_size", path=checkpoint.path)
     steps = int(sizes[0]) // PIXELS
     fields = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
     codec = VQModel(vq_config(fields, checkpoint.path))
@@ -104,10 +104,7 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
     """
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
-        remedy = f"use the one of Lumina-mGPT-7B-768: run `{command}`"
-        raise AdtError(
-            f"{checkpoint.folder} has no tokenizer.json, which most Lumina-mGPT repositories lack; {remedy}."
-        )
+        raise AdtError("lumina.no_tokenizer", folder=checkpoint.folder, command=command)
     return LuminaPrompter.of(target, checkpoint)
 
 

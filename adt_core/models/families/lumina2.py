@@ -64,8 +64,7 @@ class Lumina2Prompter(LuminaPrompter):
         name = first.get("content") if isinstance(first, dict) else first
         token_id = prompter.tokenizer.token_to_id(name) if isinstance(name, str) else None
         if token_id is None:
-            problem = "tokenizer_config.json names no bos_token or eos_token that tokenizer.json has"
-            raise AdtError(f"{checkpoint.folder}: {problem}; download both again.")
+            raise AdtError("lumina2.no_tokens", folder=checkpoint.folder)
         prompter.vocabulary[cls.BOS] = token_id
         return prompter
 
@@ -130,7 +129,7 @@ FAMILY = Family(
     entries=entries,
     prompter=Lumina2Prompter.of,
     unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
-    remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
+    remedies={CODEC: ("remedy.movqgan", MOVQGAN)},
     sampling=PublishedSampling(guidance_scale=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
     trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina mgpt 2", "movqgan"),

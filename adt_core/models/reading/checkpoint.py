@@ -28,6 +28,7 @@ from torch.torch_version import TorchVersion
 
 from ...errors import AdtError
 from ...files import LARGEST_JSON, list_visible
+from ...messages import message
 from . import file_checks
 from .fields import json_object, read_json
 from .file_checks import PICKLES
@@ -37,7 +38,7 @@ CONFIG = "config_json"
 """Name of a tensor of bytes: the ``config.json`` of a model that is a single weights file."""
 TOKENIZER = "tokenizer_json"
 """Name of a tensor of bytes: the ``tokenizer.json`` of a model that is a single weights file."""
-INCOMPLETE = "download it again, or choose a model with a supported architecture"
+INCOMPLETE = message("remedy.incomplete")
 OTHER_MODEL = "the file belongs to another model, choose the matching file"
 """Ends of error messages: what to do if a tensor is missing (INCOMPLETE) or has another shape (OTHER_MODEL)."""
 SAFE_PICKLES = "2.10"
@@ -88,11 +89,7 @@ class StoredTensor(NamedTuple):
         value = widened(self.read())
         if not is_finite(value):
             found = "NaN" if value.isnan().any() else "infinity"
-            problem = f"the tensor {self.name!r} holds {found}, but finite numbers were expected"
-            remedy = (
-                "download the file again, or if it was converted to float16, use the original or a bfloat16 version"
-            )
-            raise AdtError(f"{self.file}: {problem}; {remedy}.")
+            raise AdtError("tensor.not_finite", file=self.file, name=self.name, found=found)
         return value
 
 
@@ -125,8 +122,7 @@ def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     for name, tensor in stored.items():
         short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
         if short in plain:
-            problem = f"holds the tensor {short!r} twice, as {plain[short].name!r} and {name!r}"
-            raise AdtError(f"{tensor.file} {problem}; save only one model in the file.")
+            raise AdtError("tensor.twice", file=tensor.file, tensor=short, one=plain[short].name, other=name)
         plain[short] = tensor
     return plain
 
@@ -214,7 +210,7 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
-        raise AdtError(f"{file} is not a complete safetensors file ({error}); download it again.") from error
+        raise AdtError("safetensors.incomplete", file=file, reason=error) from error
 
 
 def _unpickled(file: Path) -> Any:
@@ -234,22 +230,18 @@ def _read_pickle(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file written by ``torch.save``."""
     if file.suffix == ".safetensors":  # torch.load would read it as a safetensors file
         name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
-        raise AdtError(f"{file} is a pickle, not a safetensors file; rename it to {name}, or download the file again.")
+        raise AdtError("pickled.wrong_name", file=file, name=name)
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
-        raise AdtError(
-            f"{file} is a pickle, which can run code when torch {torch.__version__} loads it (CVE-2025-32434, "
-            f"CVE-2026-24747); update torch to {SAFE_PICKLES} or newer, or use a safetensors file."
-        )
+        raise AdtError("pickled.unsafe", file=file, version=torch.__version__, needed=SAFE_PICKLES)
     try:
         loaded = _unpickled(file)
     except Exception as error:  # torch raises many types of exceptions
-        problem = "is a pickle that is damaged or contains more than tensors, so it was not loaded"
-        raise AdtError(f"{file} {problem}; use a safetensors file, or save only the tensors.") from error
+        raise AdtError("pickled.refused", file=file) from error
     for key in _WRAPPERS:
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     named = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
     if not named or not all(map(_is_dense, loaded.values())):
-        raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors file.")
+        raise AdtError("pickled.not_flat", file=file)
     return {name: StoredTensor.of(value, file, name) for name, value in loaded.items()}
 
 
@@ -305,8 +297,9 @@ class Checkpoint:
         files = weight_files(path) if path.is_dir() else [path]
         if not files:
             others = [file.name for file in list_visible(path, "*") if file.suffix in PICKLES]
-            remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
-            raise NoWeights(f"{path} contains no *.safetensors and no pytorch_model.bin; {remedy}.")
+            if others:
+                raise NoWeights("weights.other_files", path=path, others=", ".join(others))
+            raise NoWeights("weights.none", path=path)
         for file in files:
             self.add(file, replaces=False)
         self.config = self.config or self.embedded(CONFIG)
@@ -324,9 +317,7 @@ class Checkpoint:
             return {}
         stored = self[name]
         if stored.dtype not in ("U8", "uint8") or math.prod(stored.shape) > LARGEST_JSON * 2**20:
-            raise AdtError(
-                f"{self.path}: the tensor {name} is not a JSON object stored as bytes; download the file again."
-            )
+            raise AdtError("tensor.not_json", path=self.path, name=name)
         return json_object(lambda: stored.read().numpy().tobytes(), f"{self.path}: {name}")
 
     def add(self, file: Path, prefix: str = "", only: tuple[str, ...] = ("",), replaces: bool = True) -> None:
@@ -344,15 +335,14 @@ class Checkpoint:
         """
         file_checks.refuse_dangling(file)
         if not file.is_file():
-            raise AdtError(f"{file} is not a regular file; replace it with the weights file.")
+            raise AdtError("weights.not_a_file", file=file)
         file_checks.refuse_damaged(file)
         stored = with_scales(plain_names(read_tensors(file)))
         file_checks.refuse_quantised(file, {}, stored)
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)
         if twice is not None:
-            problem = f"both contain the tensor {twice!r}"
-            raise AdtError(f"{self[twice].file} and {file} {problem}; keep only the files of one model in the folder.")
+            raise AdtError("tensor.two_files", file=self[twice].file, other=file, tensor=twice)
         self.files.append(file)
         self._tensors |= added
 
@@ -406,7 +396,7 @@ class Checkpoint:
             AdtError: If the tensor is missing.
         """
         if name not in self._tensors:
-            raise AdtError(f"{self.path} lacks the tensor {name!r}; {INCOMPLETE}.")
+            raise AdtError("tensor.missing", path=self.path, name=name)
         return self._tensors[name]
 
     def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
@@ -420,7 +410,7 @@ class Checkpoint:
         """
         shape = self[name].shape
         if len(shape) < least:
-            raise AdtError(f"{self.path}: {name} has shape {shape}; {OTHER_MODEL}.")
+            raise AdtError("tensor.unexpected_shape", path=self.path, name=name, shape=shape)
         return shape
 
     def count(self, name: str) -> int:

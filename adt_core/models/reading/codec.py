@@ -38,12 +38,12 @@ def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSou
             :data:`..vq.NORM_GROUPS`.
     """
     if image_channels != 3:
-        problem = f"has {image_channels} image channels, but 3 were expected"
-        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+        raise AdtError("codec.image_channels", source=source, image_channels=image_channels)
     wrong = next((width for width in widths if width % NORM_GROUPS or width > _MOST_CHANNELS), None)
     if wrong is not None:
-        problem = f"has {wrong} channels, but a multiple of {NORM_GROUPS} up to {_MOST_CHANNELS} was expected"
-        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+        raise AdtError(
+            "codec.channels", source=source, count=wrong, norm_groups=NORM_GROUPS, most_channels=_MOST_CHANNELS
+        )
 
 
 def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
@@ -83,9 +83,7 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
     width, latent, *_ = checkpoint.sizes(f"{prefix}quant_conv.weight", 2)
     widths = [checkpoint.sizes(level.format(i))[0] for i in range(checkpoint.count(level))]
     if not min(base, width, latent, *widths):
-        raise AdtError(
-            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
-        )
+        raise AdtError("codec.shapes", path=checkpoint.path)
     return {
         "embed_dim": width,
         "latent_channels": latent,
@@ -110,9 +108,7 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
     codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
     found = replace(default, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
     if not codes or width != found.embed_dim or found.downsample > found.resolution:
-        raise AdtError(
-            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
-        )
+        raise AdtError("codec.shapes", path=checkpoint.path)
     check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
     return found
 

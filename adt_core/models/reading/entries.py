@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import AdtError, Check
-from .checkpoint import INCOMPLETE, OTHER_MODEL, Checkpoint, StoredTensor, is_finite, widened
-from .file_checks import ORIGINAL
+from ...messages import message
+from .checkpoint import INCOMPLETE, Checkpoint, StoredTensor, is_finite, widened
 
 _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Dtypes whose numbers are the weights themselves, in the notations of safetensors ("F16") and torch ("float16"). Other
@@ -103,15 +103,14 @@ def check_entries(
     """
     missing = missing_tensors(entries, checkpoint)
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        more = message("remark.more", count=len(missing) - 1) if len(missing) > 1 else ""
         fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
         remedy = next(fitting, INCOMPLETE)
-        raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
+        raise AdtError("tensors.missing", path=checkpoint.path, name=missing[0], more=more, remedy=remedy)
     for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
         stored = checkpoint[name].shape
         if stored != shape:
-            problem = f"{name} has shape {stored}, but {shape} was expected"
-            raise AdtError(f"{checkpoint.path}: {problem}; {OTHER_MODEL}.")
+            raise AdtError("tensor.wrong_shape", path=checkpoint.path, name=name, stored=stored, shape=shape)
     floating = [entry for entry in entries if entry.parameter.is_floating_point()]
     _check_dtypes([name for entry in floating for name in entry.names], checkpoint)
 
@@ -121,13 +120,10 @@ def _check_dtypes(names: list[str], checkpoint: Checkpoint) -> None:
     scaled = {name.rpartition(".")[0] for name in checkpoint.names if "scale" in name.rpartition(".")[2].lower()}
     for name in names:
         dtype = checkpoint[name].dtype
-        problem = ""
         if not _UNQUANTISED.fullmatch(dtype):
-            problem = f"{name} is stored in {dtype}, so it is quantised or damaged"
-        elif "8_" in dtype and not scaled.isdisjoint((name, name.rpartition(".")[0])):
-            problem = f"{name} is stored in {dtype} with a separate scale, which this version can't read"
-        if problem:
-            raise AdtError(f"{checkpoint.path}: {problem}; {ORIGINAL}.")
+            raise AdtError("tensor.quantised", path=checkpoint.path, name=name, dtype=dtype)
+        if "8_" in dtype and not scaled.isdisjoint((name, name.rpartition(".")[0])):
+            raise AdtError("tensor.scaled", path=checkpoint.path, name=name, dtype=dtype)
 
 
 @torch.no_grad()
@@ -179,6 +175,11 @@ def _refuse_overflow(parameter: Tensor, sources: list[StoredTensor]) -> None:
     stored = sources[largest.index(max(largest))]
     name = str(parameter.dtype).removeprefix("torch.")
     most = torch.finfo(parameter.dtype).max
-    problem = f"the tensor {stored.name!r} has values too large for {name}, whose maximum is {most:.6g}"
-    remedy = f"load this model with dtype {_WIDER.get(parameter.dtype, 'bfloat16 or float32')}"
-    raise AdtError(f"{stored.file}: {problem}; {remedy}.")
+    raise AdtError(
+        "tensor.too_large",
+        file=stored.file,
+        wider=_WIDER.get(parameter.dtype, "bfloat16 or float32"),
+        name=stored.name,
+        dtype=name,
+        most=f"{most:.6g}",
+    )

@@ -50,9 +50,9 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
     try:
         value = parse_json(read())
     except (OSError, ValueError) as error:
-        raise AdtError(f"{place} is not readable JSON ({reason(error)}); download it again.") from error
+        raise AdtError("json.unreadable", path=place, reason=reason(error)) from error
     if not isinstance(value, dict):
-        raise AdtError(f"{place} is not a JSON object; download it again.")
+        raise AdtError("json.no_object", path=place)
     return value
 
 
@@ -67,7 +67,7 @@ def section(config: dict, name: str, source: ConfigSource) -> dict:
     """
     value = config.get(name)
     if not isinstance(value, dict):
-        raise AdtError(f"{source}: config.json has no {name}; use the checkpoint's own config.json.")
+        raise AdtError("config_json.no_field", source=source, name=name)
     return value
 
 
@@ -87,7 +87,7 @@ def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any
         return default
     problem = kind.problem(name, value)
     if problem:
-        raise AdtError(f"{source}: config.json's {problem}; download it again.")
+        raise AdtError("config_json.wrong_value", source=source, problem=problem)
     return value
 
 
@@ -159,5 +159,4 @@ def check_supported(config: dict, source: ConfigSource) -> None:
         if any(kind not in _UNSCALED for kind in kinds) or fields.get("partial_rotary_factor") not in _ONE:
             unsupported[name] = rope
     for name, value in unsupported.items():
-        problem = f"config.json sets {name} to {shown(value, 60)}, which is not supported"
-        raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or choose another model.")
+        raise AdtError("config_json.unsupported", source=source, name=name, value=shown(value, 60))

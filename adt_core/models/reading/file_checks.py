@@ -63,8 +63,7 @@ def refuse_dangling(path: Path) -> None:
     """
     link = dangling_link(path)
     if link is not None:
-        problem = f"is a symbolic link to {os.readlink(link)}, which does not exist"
-        raise AdtError(f"{link} {problem}; restore the target, or replace the link with a new download.")
+        raise AdtError("file.dead_link", path=link, target=os.readlink(link))
 
 
 def refuse_damaged(file: Path) -> None:
@@ -85,12 +84,11 @@ def refuse_damaged(file: Path) -> None:
     except OSError:
         return
     if first == _LFS_POINTER:
-        remedy = f"download it again, for example with `{command('download NAME')}`"
         if (file.parent / ".git").exists():
-            remedy = f"run git lfs pull in {file.parent}"
-        raise AdtError(f"{file} is a Git LFS pointer, not the file itself; {remedy}.")
+            raise AdtError("file.not_pulled", file=file, folder=file.parent)
+        raise AdtError("file.is_pointer", file=file, command=command("download NAME"))
     if first.startswith(_ZIP) and _ZIP_END not in last:
-        raise AdtError(f"{file} is incomplete; download it again.")
+        raise AdtError("file.incomplete", file=file)
 
 
 def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
@@ -104,8 +102,7 @@ def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
     """
     names = list(names)
     if config.get("dfloat11_config") is not None or any(map(_DFLOAT11.search, names)):
-        problem = "is compressed with DFloat11 (DF11), which this version can't read"
-        raise AdtError(f"{path} {problem}; {ORIGINAL}.")
+        raise AdtError("model.compressed", path=path)
     method = config.get("quantization_config")
     if isinstance(method, dict) and method.get("quant_method") == "fp8":
         is_supported = method.get("weight_block_size") in (None, [128, 128])  # see checkpoint.with_scales
@@ -118,4 +115,4 @@ def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
         sign = f" (it has the tensor {shown(name, 80)})"
     elif isinstance(method, dict) and method.get("quant_method"):
         sign = f" by {shown(method['quant_method'])}"
-    raise AdtError(f"{path} is quantised{sign}, which this version can't read; {ORIGINAL}.")
+    raise AdtError("model.quantised", path=path, sign=sign)

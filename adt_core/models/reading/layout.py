@@ -45,8 +45,7 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
     heads = read_size("num_attention_heads")
     has_head_dim = bool(config.get("head_dim"))
     if hidden % heads and not has_head_dim:
-        problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-        raise AdtError(f"{source}: config.json's {problem}; download it again.")
+        raise AdtError("config_json.heads", source=source, hidden=hidden, heads=heads)
     check_supported(config, source)
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     if rope.get("rope_theta") is None:
@@ -127,7 +126,7 @@ def _refuse_biases(checkpoint: Checkpoint, weights: Iterable[str]) -> None:
     """Raise an AdtError if one of these weights has a bias."""
     biased = next((name for name in weights if name.replace(".weight", ".bias") in checkpoint.names), None)
     if biased is not None:
-        raise AdtError(f"{checkpoint.path} has a bias for {biased}, which is not supported; choose another model.")
+        raise AdtError("model.bias", path=checkpoint.path, biased=biased)
 
 
 def _fuse_qkv(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
@@ -220,8 +219,7 @@ def decoder_entries(
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
     if fields.get("tie_word_embeddings") and head != f"{prefix}embed_tokens.weight":
-        problem = "config.json sets tie_word_embeddings, which this kind of model does not support"
-        raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
+        raise AdtError("config_json.tied", path=checkpoint.path)
     return [
         copy_entry(decoder.embedding, f"{prefix}embed_tokens.weight"),
         Entry(decoder.head, (head,), ((rows or c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
@@ -243,10 +241,10 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
     vocabulary = section({"vocabulary_map": {}, **checkpoint.config}, "vocabulary_map", checkpoint.path)
     missing = ", ".join(name for name in needed if name not in vocabulary)
     if missing:
-        raise AdtError(f"{source} lacks {missing}; use the checkpoint's own config.json.")
+        raise AdtError("tokens.missing", source=source, missing=missing)
     vocab_size = vocab_size or size(checkpoint.config, "vocab_size", checkpoint.path)
     if not all(map(whole_number(0, vocab_size - 1).fits, vocabulary.values())):
-        raise AdtError(f"{source} contains ids outside vocab_size {vocab_size}; download it again.")
+        raise AdtError("tokens.outside", source=source, size=vocab_size)
     return vocabulary
 
 
@@ -269,8 +267,7 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     codes = {name: name[len(begin) : -len(end)].translate(digits) for name in names}
     ids = {int(code): vocabulary[name] for name, code in codes.items() if re.fullmatch("[0-9]{1,9}", code)}
     if not ids or sorted(ids) != list(range(len(ids))):
-        problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}, as {model} checkpoints do"
-        raise AdtError(f"config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
+        raise AdtError("vocabulary.names", begin=begin, end=end, model=model)
     return [ids[code] for code in range(len(ids))]
 
 
@@ -285,6 +282,5 @@ def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field
         AdtError: If the vocabulary is too small.
     """
     if first + codes > vocab_size:
-        problem = f"{field} {vocab_size} is too small for the {codes} image tokens"
-        raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
+        raise AdtError("config_json.vocabulary", source=source, field=field, vocab_size=vocab_size, codes=codes)
     return [*range(first, first + codes)]

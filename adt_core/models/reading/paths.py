@@ -42,17 +42,15 @@ def resolve(path: str | Path, role: str) -> Path:
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
         refuse_dangling(place)
-        names = "'bundled', 'jacobi'" if role == "drafter" else "'bundled'"
-        remedy = f"give {names}, a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
-            remedy = "remove the quotation marks"
-        raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+            raise AdtError("path.quoted", role=role, path=path)
+        names = "'bundled', 'jacobi'" if role == "drafter" else "'bundled'"
+        raise AdtError("path.missing", role=role, path=path, names=names)
     check_utf8(place, f"{role} {str(path)!r}")
     folder = _complete_folder(place)
     if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
-        problem = f"is not one of the weights files of the model in {folder}"
-        raise AdtError(f"{role} {str(path)!r} {problem}; move it to another folder, with its config.json.")
+        raise AdtError("path.not_weights", role=role, path=path, folder=folder)
     place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
     return place / STAGE if is_there(place / STAGE / "config.json") else place
 
@@ -79,7 +77,7 @@ def _newest_snapshot(cache: Path) -> Path:
     folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
     snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
-        raise AdtError(f"{cache}, in the Hugging Face cache, has no finished download; download the model again.")
+        raise AdtError("cache.unfinished", path=cache)
     main = cache / "refs" / "main"
     named = read_text(main, 1, errors="replace").strip() if main.is_file() else ""
     return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
@@ -141,12 +139,12 @@ def _indexed(index: Path) -> list[Path]:
     """Return the files that an index names, or raise an AdtError if one of them is missing."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
-        raise AdtError(f"{index} lists no weights files; download it again.")
+        raise AdtError("index.empty", index=index)
     folder = index.parent
     names = set(listed.values())
     missing = names - {file.name for file in folder.iterdir()}
     if missing:
-        raise AdtError(f"{folder} lacks {_abridged(missing)}, named in its index; download the missing files.")
+        raise AdtError("index.missing_files", folder=folder, missing=_abridged(missing))
     return [folder / name for name in sorted(names)]
 
 
@@ -176,9 +174,9 @@ def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) 
     named = {key: files for key, files in sets.items() if key[0] == stem} or sets
     if len(named) > 1:
         first = [files[0].name for files in named.values()]
-        problem = f"contains several sets of weights ({_abridged(set(first))}), and no file name or index selects one"
-        remedy = f"keep only one set in the folder, or rename the right file to {stem}"
-        raise AdtError(f"{folder} {problem}; {remedy}{Path(first[0]).suffix}.")
+        raise AdtError(
+            "weights.several_sets", folder=folder, suffix=Path(first[0]).suffix, stem=stem, names=_abridged(set(first))
+        )
     return next((_complete(folder, files) for files in named.values()), [])
 
 
@@ -186,7 +184,7 @@ def _complete(folder: Path, files: list[Path]) -> list[Path]:
     """Return the files of a set, or raise an AdtError if one of its shards is missing."""
     absent = missing_shards({file.name for file in files})
     if absent:
-        raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
+        raise AdtError("index.missing_parts", folder=folder, missing=_abridged(absent))
     return files
 
 

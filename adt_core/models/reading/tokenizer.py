@@ -88,7 +88,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     files = [folder / name for name in _FILES]
     file = next((file for file in files if file.is_file() or file.is_symlink()), None)
     if file is None:
-        raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page to this folder.")
+        raise AdtError("tokenizer.missing", folder=folder)
     return tokenizer_from_json(read_json(file), file)
 
 
@@ -102,7 +102,7 @@ def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
         AdtError: If the tokenizer has unsupported components.
     """
     content = json.dumps(_checked(tokenizer, file))
-    with wrap_library_errors(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
+    with wrap_library_errors("tokenizer.unreadable", file=file):
         return Tokenizer.from_str(content)
 
 
@@ -112,10 +112,7 @@ def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
     Raises:
         AdtError: If the tokenizer fails.
     """
-    remedy = f"shorten it, or use the tokenizer.json published with {model}"
-    with wrap_library_errors(
-        lambda reason: f"prompt could not be tokenized by the tokenizer of {model} ({reason}); {remedy}."
-    ):
+    with wrap_library_errors("tokenizer.failed", model=model):
         return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -140,7 +137,7 @@ def _checked(content: dict, file: Path) -> dict:
 
 
 def _refuse(file: Path, problem: str) -> NoReturn:
-    raise AdtError(f"{file} can't be used because {problem}; use the tokenizer.json published with the model.")
+    raise AdtError("tokenizer.unusable", file=file, problem=problem)
 
 
 def _kind(part: object) -> Any:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from adt_core import AdtError
 from adt_core.app.download import PART, STATE, DownloadPart, download
 from adt_core.models.downloads import Download
 from tests.hub import COMMIT
 from tests.odd_answers import listing
+from tests.raising import raises_key
 from tests.small_download import CODEC, COMPLETE, MODEL, REPOSITORIES, WEIGHTS, state
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +69,7 @@ def test_different_existing_files_are_not_replaced(hub, downloads):
     own = downloads.home / "model" / "config.json"
     own.parent.mkdir(parents=True)
     own.write_text('{"mine": 1}', encoding="utf-8")
-    with pytest.raises(AdtError, match=r"config.json exists and differs from the published file .*move it"):
+    with raises_key("download.file_exists", path="config.json"):
         downloads.get()
     assert own.read_text(encoding="utf-8") == '{"mine": 1}' and hub.fetched() == []
 
@@ -192,7 +192,7 @@ def _without_pauses(monkeypatch):
 def leave_part(hub, downloads, content: bytes) -> Path:
     """Leave an incomplete download of model.safetensors with this content. Return its path."""
     hub.odd = {"model.safetensors": lambda handler: None}
-    with pytest.raises(AdtError):
+    with raises_key("hub.no_connection"):
         downloads.get(MODEL)
     hub.odd = {}
     hub.requests.clear()
@@ -210,14 +210,14 @@ def test_files_whose_bytes_are_all_there_are_finished(hub, downloads):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need privileges there")
-@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
-def test_links_in_the_place_of_incomplete_files_are_refused(hub, downloads, tmp_path, link):
+@pytest.mark.parametrize("link, key", [(os.symlink, "file.is_link"), (os.link, "file.is_hard_link")])
+def test_links_in_the_place_of_incomplete_files_are_refused(hub, downloads, tmp_path, link, key):
     outside = tmp_path / "outside"
     outside.write_bytes(b"important")
     part = leave_part(hub, downloads, b"")
     part.unlink()
     link(outside, part)
-    with pytest.raises(AdtError, match="link"):
+    with raises_key(key):
         downloads.get(MODEL)
     assert outside.read_bytes() == b"important"
 
@@ -228,7 +228,7 @@ def test_links_to_other_places_are_refused(hub, downloads, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     (downloads.home / name).parent.mkdir(parents=True)
     (downloads.home / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AdtError, match="is a link"):
+    with raises_key("file.is_link"):
         downloads.get(MODEL)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -259,7 +259,7 @@ def test_folders_on_another_disk_are_filled_without_a_move_between_disks(hub, do
 
 def test_too_little_disk_space_is_reported_before_the_download(hub, downloads, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: os.terminal_size((0, 0)) and type("U", (), {"free": 10**8}))
-    with pytest.raises(AdtError, match=r"The download needs 0.5 GB in .*models, where 0.1 GB are free; delete files"):
+    with raises_key("download.disk_full", needed="0.5 GB", folder="models", free="0.1 GB"):
         downloads.get()
     assert hub.fetched() == []
 
@@ -271,7 +271,7 @@ def test_write_errors_keep_the_downloaded_part(hub, downloads):
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, usual[1]))
     try:
-        with pytest.raises(AdtError, match="can't be written .*exceeds the maximum file size.*run this again"):
+        with raises_key("file.too_large"):
             downloads.get()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
@@ -314,7 +314,7 @@ def test_snapshots_of_links_are_completed(hub, downloads):
 def test_snapshots_are_completed_with_files_of_their_commit(hub, downloads):
     (downloads.home / "models--someone--model" / "snapshots" / ("a" * 40)).mkdir(parents=True)
     hub.odd = {"/revision/" + "a" * 40: listing(sha="a" * 40, siblings=[])}
-    with pytest.raises(AdtError, match="someone/model has no config.json"):
+    with raises_key("download.missing_file", repository="someone/model", file="config.json"):
         downloads.get(MODEL)
 
 
@@ -358,7 +358,7 @@ def test_files_that_differ_from_the_first_download_are_refused(hub, downloads):
     downloads.get(MODEL)
     (downloads.home / "model" / "model.safetensors").unlink()
     hub.repositories["someone/model"]["model.safetensors"] = b"another content"
-    with pytest.raises(AdtError, match="model.safetensors of someone/model is not the file of the first download"):
+    with raises_key("download.changed", file="model.safetensors of someone/model"):
         downloads.get(MODEL)
     assert "model/model.safetensors" not in downloads.files()
 
@@ -368,9 +368,7 @@ def test_replaced_repositories_are_named(hub, downloads):
     downloads.get(MODEL)
     (downloads.home / "model" / "config.json").unlink()
     hub.commit = "f" * 40
-    with pytest.raises(
-        AdtError, match=rf"no longer has the expected version.*delete .*{Path(RECORD).name}, and run it"
-    ):
+    with raises_key("download.not_the_first", error="hub.no_version", record_file=Path(RECORD).name):
         downloads.get(MODEL)
     (downloads.home / RECORD).unlink()
     downloads.get(MODEL)
@@ -388,13 +386,13 @@ def test_damaged_records_are_named(hub, downloads, content):
     record = downloads.home / RECORD
     record.parent.mkdir(parents=True)
     record.write_text(content, encoding="utf-8")
-    with pytest.raises(AdtError, match="someone--model.json can't be read; delete it"):
+    with raises_key("download.unreadable", file="someone--model.json"):
         downloads.get()
     assert hub.requests == []
 
 
 def test_repositories_that_are_much_larger_than_expected_are_refused(hub, downloads):
-    with pytest.raises(AdtError, match="someone/model has 2 MB in 4 files, but 1 MB were expected; report it"):
+    with raises_key("download.other_size", repository="someone/model", found="2 MB", count=4, size="1 MB"):
         downloads.get(MODEL._replace(gigabytes=0.001))
     downloads.get(MODEL._replace(gigabytes=0.0016))
     assert "model/config.json" in downloads.files()
@@ -413,7 +411,7 @@ def test_repositories_that_are_much_larger_than_expected_are_refused(hub, downlo
 )
 def test_repositories_without_required_files_are_refused(hub, downloads, left, lacking):
     hub.repositories["someone/model"] = dict.fromkeys(left, b"{}")
-    with pytest.raises(AdtError, match=f"someone/model has no {lacking} on http.*; report it"):
+    with raises_key("download.missing_file", file=lacking):
         downloads.get(MODEL)
     assert downloads.files() == {} and hub.fetched() == []
 
@@ -443,6 +441,6 @@ def test_a_file_that_the_table_names_replaces_that_of_the_repository(hub, downlo
 )
 def test_names_that_are_no_names_on_all_systems_are_refused(hub, downloads, folder):
     hub.repositories["someone/model"][f"{folder}/config.json"] = b"{}"
-    with pytest.raises(AdtError, match="has a file called .*, which can't be a file in a folder of models"):
+    with raises_key("download.bad_name", repository="someone/model"):
         downloads.get()
     assert downloads.files() == {} and hub.fetched() == []

@@ -16,6 +16,8 @@ from adt_tree_pack.adt_core.errors import AdtError
 from adt_tree_pack.nodes import dynamic_prompts
 from adt_tree_pack.nodes.dynamic_prompts import ALL, MAX_CHARACTERS, MAX_PROMPTS, OFF, RANDOM, expand_prompts
 
+from tests.raising import raises_key
+
 
 def texts(text: str, mode: str, seed: int = 0) -> list[str]:
     return [prompt.text for prompt in expand_prompts(parse_lines(text), mode, seed)]
@@ -77,9 +79,8 @@ def test_equal_weights_choose_like_no_weights():
 )
 def test_marks_of_other_packs_are_refused(mode, text, mark):
     """The model would read them as words."""
-    with pytest.raises(AdtError) as caught:
+    with raises_key("choices.mark", id="2", text=repr(text), mark=mark):
         texts(f"a cat\n{text}", mode)
-    assert f"choices: prompt '2', {text!r}, has the mark '{mark}', which is not supported; write" in str(caught.value)
     assert texts(text, OFF) == [text]
 
 
@@ -116,12 +117,12 @@ def test_random_choices_depend_only_on_the_seed_and_the_position():
 
 
 def test_too_many_combinations_are_rejected_before_they_are_created(monkeypatch):
-    with pytest.raises(AdtError, match=f"choices: prompt '2', .* more than {MAX_PROMPTS} prompts; choose 'random'"):
+    with raises_key("choices.too_many", input="prompt '2'", most=MAX_PROMPTS):
         expand_prompts([PromptEntry("1", "a cat"), PromptEntry("2", "{a|b}" * 40)], ALL)
     monkeypatch.setattr(dynamic_prompts, "MAX_PROMPTS", 100)
     half = "{a|b}" * 6
     assert len(expand_prompts([PromptEntry("1", half)], ALL)) == 64
-    with pytest.raises(AdtError, match="'2'"):
+    with raises_key("choices.too_many", input="'2'"):
         expand_prompts([PromptEntry("1", half), PromptEntry("2", half)], ALL)
 
 
@@ -146,23 +147,23 @@ def test_malicious_texts_are_parsed_quickly(text, mode):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, key, most",
     [
-        ("{a|b}" * 16 + "y" * 19_000, "brings the list to more than 50000000 characters; choose 'random'"),
-        ("{a|b}" * 16 + r"\{" * 9_900, "brings the list to more than 50000000 characters"),
-        ("{a|b}" * 16 + "{c}" * 6_600, "brings the list to more than 50000000 characters"),
-        ("{a|b}" * 16 + "{c|" * 6_600, "brings the list to more than 50000000 characters"),
-        ("{a|b" * 4_000 + "}" * 4_000, "nests braces more than 50 deep; nest them less, or choose 'random'"),
-        ("{" * 51 + "a|b}" + "|c}" * 50, "nests braces more than 50 deep"),
+        ("{a|b}" * 16 + "y" * 19_000, "choices.too_long", 50_000_000),
+        ("{a|b}" * 16 + r"\{" * 9_900, "choices.too_long", 50_000_000),
+        ("{a|b}" * 16 + "{c}" * 6_600, "choices.too_long", 50_000_000),
+        ("{a|b}" * 16 + "{c|" * 6_600, "choices.too_long", 50_000_000),
+        ("{a|b" * 4_000 + "}" * 4_000, "choices.too_deep", 50),
+        ("{" * 51 + "a|b}" + "|c}" * 50, "choices.too_deep", 50),
     ],
     ids=["long", "escapes", "pairs", "open", "deep", "51 deep"],
 )
-def test_large_results_are_rejected_before_they_are_created(text, words):
+def test_large_results_are_rejected_before_they_are_created(text, key, most):
     """The peak is in bytes. The results would have gigabytes."""
     prompt = PromptEntry("7", text)
     assert len(expand_prompts([prompt], RANDOM)) == 1
     tracemalloc.start()
-    with pytest.raises(AdtError, match=f"choices: prompt '7', .*{words}"):
+    with raises_key(key, input="prompt '7'", most=most):
         expand_prompts([prompt], ALL)
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
@@ -172,7 +173,7 @@ def test_the_characters_of_all_prompts_count(monkeypatch):
     monkeypatch.setattr(dynamic_prompts, "MAX_TOTAL", 100)
     prompts = [PromptEntry(str(number), "{a|b}" * 3) for number in range(5)]  # 8 texts of 3 characters each
     assert len(expand_prompts(prompts[:4], ALL)) == 32
-    with pytest.raises(AdtError, match="prompt '4', .* more than 100 characters"):
+    with raises_key("choices.too_long", input="prompt '4'", most=100):
         expand_prompts(prompts, ALL)
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from adt_core import cli
 from tests.crash.cases import check_complete
 from tests.crash.faults import fault_patch, full_disk
+from tests.raising import raises_key
 
 pytestmark = pytest.mark.long
 
@@ -84,7 +85,7 @@ def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
     names = "id file seconds tokens tau mean_depth substitution_rate".split()
     content = [dict.fromkeys(names, 1)], {}, Image.new("RGB", (8, 8)), tmp_path, "report"
     monkeypatch.setattr(*fault_patch("write", number, full_disk))
-    with pytest.raises(ValueError, match=r"report.\w+' can't be written \(the disk is full\)"):
+    with raises_key("file.disk_full", path="report."):
         contact_sheet.write_report(*content)
     check_complete(tmp_path)
     assert len(list(tmp_path.iterdir())) == number - 1

@@ -6,11 +6,11 @@ import tracemalloc
 
 import pytest
 
-from adt_core import AdtError
 from adt_core.app import prompts as prompts_module
 from adt_core.app.csv_tables import LONGEST_CELL, to_csv
 from adt_core.app.prompt_remarks import remarks
 from adt_core.app.prompts import PromptEntry, parse_lines, read_all
+from tests.raising import raises_key
 
 
 class Cancelled(Exception):
@@ -43,11 +43,11 @@ def test_reading_is_cancelled(tmp_path, suffix):
 
 def test_the_number_of_prompts_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(prompts_module, "MAX_ENTRIES", 3)
-    with pytest.raises(AdtError, match="the list has more than 3 prompts; divide it"):
+    with raises_key("prompts.too_many", most=3):
         parse_lines("a\nb\nc\nd")
     assert len(parse_lines("a\nb\n\n\nc")) == 3
     (tmp_path / "p.json").write_text("[null, null, null, null]", encoding="utf-8")
-    with pytest.raises(AdtError, match="more than 3 prompts"):
+    with raises_key("prompts.too_many", most=3):
         read_all(tmp_path / "p.json")
 
 
@@ -69,7 +69,7 @@ def test_the_number_of_prompts_is_limited(tmp_path, monkeypatch):
 )
 def test_json_of_another_shape_is_described(tmp_path, value):
     (tmp_path / "p.json").write_text(json.dumps(value), encoding="utf-8")
-    with pytest.raises(AdtError, match="expected") as refused:
+    with raises_key("prompts.bad_format", reason="expected") as refused:
         read_all(tmp_path / "p.json")
     assert str(refused.value).isprintable()
 
@@ -77,7 +77,7 @@ def test_json_of_another_shape_is_described(tmp_path, value):
 @pytest.mark.parametrize("depth", [*range(900, 1000, 10), 5000])
 def test_nested_values_are_described(tmp_path, depth):
     (tmp_path / "p.jsonl").write_text("[" * depth + "]" * depth, encoding="utf-8")
-    with pytest.raises(AdtError, match="does not have the format|nested too deeply"):
+    with raises_key("prompts.bad_format"):
         read_all(tmp_path / "p.jsonl")
 
 
@@ -94,7 +94,7 @@ def test_a_stray_quotation_mark_is_found(tmp_path):
     rows = [f'{n},"a cat, {n}"' for n in range(30)]
     rows[20] = '20,"a cat'
     (tmp_path / "p.csv").write_text("\n".join(["id,prompt", *rows]), encoding="utf-8")
-    with pytest.raises(AdtError, match="the row that begins in line 22"):
+    with raises_key("prompts.bad_format", reason="the row that begins in line 22"):
         read_all(tmp_path / "p.csv")
     rows = [*(f"{n},{n}" for n in range(20)), '20,"a cat', *"abcdefghijkl", 'x"']
     (tmp_path / "p.csv").write_text("\n".join(["id,prompt", *rows]), encoding="utf-8")
@@ -140,7 +140,7 @@ def test_equal_texts_of_a_small_parquet_table_are_not_copied(parquet):
     one = pyarrow.array(["x" * 1_000_000])
     column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 50_000, pyarrow.int32()), one)
     before = pyarrow.total_allocated_bytes()
-    with pytest.raises(AdtError, match="its texts have more than 256 MiB: divide it"):
+    with raises_key("prompts.bad_format", reason="its texts have more than 256 MiB: divide it"):
         parquet({"prompt": column})
     assert pyarrow.total_allocated_bytes() - before < 300e6
 
@@ -151,7 +151,7 @@ def test_equal_texts_of_a_small_parquet_table_are_not_copied(parquet):
     + [{"prompt": ["a"], "id": [[1]]}, {"prompt": ["a"], "seed": [{"a": 1}]}, {"prompt": ["a"], "id": [b"1"]}],
 )
 def test_other_types_of_columns_are_refused(parquet, columns):
-    with pytest.raises(AdtError, match="has the type .*, but text.* was expected"):
+    with raises_key("prompts.bad_format", reason="has the type"):
         parquet(columns)
 
 

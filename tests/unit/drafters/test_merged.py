@@ -6,7 +6,7 @@ The network must read exactly the accepted tokens.
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting
+from adt_core import Drafting
 from adt_core.drafters import merged, with_window
 from adt_core.drafters.calibration import FRESH_FROM, UNCHANGED, UNREAD, freshness_classes, has_poor_feature
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
@@ -14,6 +14,7 @@ from adt_core.drafters.jacobi import Window
 from adt_core.drafters.merged import MIN_PASSES, MergedProposer, num_passes
 from adt_core.policies import POLICIES, Shape
 from tests.drafted import run
+from tests.raising import raises_key
 
 PROMPTS = ("a cat", "three small dogs", "x")
 
@@ -183,7 +184,7 @@ def test_where_the_target_has_read_nothing_the_network_continues_from_its_own_pr
 
 def test_static_trees_need_a_network_without_a_window(models):
     target, network = models
-    with pytest.raises(AdtError, match="static:mc_sim_7b_63"):
+    with raises_key("method.needs_network", method="static:mc_sim_7b_63"):
         run(target, with_window(network), drafting=Drafting("static:mc_sim_7b_63"))
 
 

@@ -5,11 +5,12 @@ from copy import copy
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, Sampling
+from adt_core import Drafting, Lantern, Sampling
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
 from adt_core.run.masks import upper_part_kept
 from tests.drafted import new_decoding, run
+from tests.raising import raises_key
 
 
 def decode(models, drafting=None, kept=None, prompts=("a cat", "three small dogs"), **options):
@@ -110,17 +111,17 @@ def test_the_limit_of_substitutions_counts_decoded_tokens(models):
 
 
 @pytest.mark.parametrize(
-    "prefix, words",
+    "prefix, key, values",
     [
-        (torch.zeros(1, 4, dtype=torch.long), "2 images"),
-        (torch.zeros(2, 17, dtype=torch.long), "at most 16"),
-        (torch.zeros(4, dtype=torch.long), r"\[4\]"),
-        (torch.full((2, 3), 40), "codes 0 to 39"),
-        (torch.full((2, 3), -2), "from -2"),
+        (torch.zeros(1, 4, dtype=torch.long), "kept.shape", {"images": 2}),
+        (torch.zeros(2, 17, dtype=torch.long), "kept.shape", {"most": 16}),
+        (torch.zeros(4, dtype=torch.long), "kept.shape", {"shape": "[4]"}),
+        (torch.full((2, 3), 40), "kept.codes", {"last": 39}),
+        (torch.full((2, 3), -2), "kept.codes", {"low": -2}),
     ],
 )
-def test_invalid_prefixes(models, prefix, words):
-    with pytest.raises(AdtError, match=words):
+def test_invalid_prefixes(models, prefix, key, values):
+    with raises_key(key, **values):
         decode(models, kept=prefix)
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter, load_target
+from adt_core import Drafting, Lantern, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.engine import decoding as decodings
@@ -18,6 +18,7 @@ from adt_core.memory_limit import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import new_decoding, run
+from tests.raising import raises_key
 
 TREE = Drafting("eagle2", depth=3, width=2, drafts=6)
 FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
@@ -91,9 +92,9 @@ def test_progress_increases_and_the_map_covers_the_grid(models):
     assert decoding.memory_required() > 0
 
 
-@pytest.mark.parametrize("images, words", [(1, "one image"), (3, "3 images at a time")])
+@pytest.mark.parametrize("images, key", [(1, "memory.one_image"), (3, "memory.too_many_images")])
 @pytest.mark.parametrize("enough", [True, False])
-def test_an_error_states_the_required_memory(models, monkeypatch, images, words, enough):
+def test_an_error_states_the_required_memory(models, monkeypatch, images, key, enough):
     target, drafter = models
     decoding = new_decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
     weights = sum(part.numel() * part.element_size() for part in target.decoder.state_dict().values())
@@ -102,9 +103,7 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
     if enough:
         next(iter(decoding))
     else:
-        with pytest.raises(
-            AdtError, match=f"{words} would need .* GiB .* of the {total / 2**30:.3g} GiB of this machine may be used"
-        ):
+        with raises_key(key, total=f"{total / 2**30:.3g} GiB", owner="this machine"):
             next(iter(decoding))
 
 
@@ -240,11 +239,11 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
 
 def test_invalid_requests(models):
     target, _ = models
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         new_decoding(target, [])
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         run(target, batch_size=0)
-    with pytest.raises(AdtError, match="needs a drafter"):
+    with raises_key("method.needs_drafter"):
         new_decoding(target, [[0]])
 
 
@@ -281,7 +280,7 @@ def test_requests_without_prompts_or_with_some_negative_prompts_are_refused(mode
     """A negative prompt for one of two images would guide both images by the wrong rows."""
     target, _ = models
     prompts = [target.encode_prompt("a cat"), target.encode_prompt("a dog")]
-    with pytest.raises(AdtError, match="batch_size is 0"):
+    with raises_key("batch_size.too_small", batch_size=0):
         new_decoding(target, [], drafting=Drafting(PLAIN))
-    with pytest.raises(AdtError, match="1 negative prompts were given for 2 prompts; give one for each, or none."):
+    with raises_key("request.lengths", count=1, images=2):
         new_decoding(target, prompts, drafting=Drafting(PLAIN), negatives=prompts[:1])

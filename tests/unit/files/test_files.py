@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.errors import AdtError
 from adt_core.files import PART, add_line, bounded_lines, write
 from tests.crash.faults import fault_patch, full_disk
+from tests.raising import raises_key
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,35 +25,31 @@ def file(tmp_path):
 def test_a_full_disk_leaves_the_file_unchanged(file, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(*fault_patch("write", 1, full_disk))
-        with pytest.raises(AdtError) as caught:
+        with raises_key("file.disk_full", path=file):
             write(file, b"another")
-    assert str(caught.value) == (
-        f"'{file}' can't be written (the disk is full); free some space, and run this again: "
-        "finished results were kept."
-    )
     assert file.read_bytes() == b"one" and list(file.parent.iterdir()) == [file]
     write(file, b"another")
     assert file.read_bytes() == b"another"
 
 
 @pytest.mark.parametrize(
-    "number, words",
+    "number, key",
     [
-        (errno.EDQUOT, "(your disk quota is used up); free some space"),
-        (errno.EFBIG, "(it exceeds the maximum file size); raise that limit"),
-        (errno.EROFS, "(Read-only file system); allow access, or choose another place"),
-        (errno.EACCES, "(Permission denied); allow access, or choose another place"),
-        (errno.EIO, "(Input/output error); allow access, or choose another place"),
+        (errno.EDQUOT, "file.quota"),
+        (errno.EFBIG, "file.too_large"),
+        (errno.EROFS, "file.not_writable"),
+        (errno.EACCES, "file.not_writable"),
+        (errno.EIO, "file.not_writable"),
     ],
 )
-def test_error_messages(file, monkeypatch, number, words):
+def test_error_messages(file, monkeypatch, number, key):
     def fail():
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(*fault_patch("write", 1, fail))
-    with pytest.raises(AdtError) as caught:
+    with raises_key(key, path=file) as caught:
         write(file, b"another")
-    assert words in str(caught.value) and str(file) in str(caught.value)
+    assert key != "file.not_writable" or caught.value.parameters["reason"] == os.strerror(number)
 
 
 def test_content_is_flushed_before_the_rename(file, monkeypatch):
@@ -112,7 +108,7 @@ def test_a_removed_folder_is_reported(file, monkeypatch):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
     monkeypatch.setattr(os, "replace", gone)
-    with pytest.raises(AdtError, match="No such file or directory"):
+    with raises_key("file.not_writable", reason="No such file or directory"):
         write(file, b"another")
 
 
@@ -130,7 +126,7 @@ def test_lines_are_not_appended_to_hard_links(tmp_path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "theirs").write_text("theirs\n", encoding="utf-8")
     (tmp_path / "pack" / "a.jsonl").hardlink_to(tmp_path / "theirs")
-    with pytest.raises(AdtError, match=r"a.jsonl' is also in another folder \(a hard link\); replace it"):
+    with raises_key("file.is_hard_link", path="a.jsonl"):
         add_line(tmp_path / "pack" / "a.jsonl", "{}")
     assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs\n"
 
@@ -140,9 +136,7 @@ def test_appending_to_a_full_disk(tmp_path, monkeypatch):
     add_line(path, "one")
     with monkeypatch.context() as patch:
         patch.setattr(*fault_patch("write", 1, full_disk))
-        with pytest.raises(
-            AdtError, match="runs.jsonl' can't be written .the disk is full.*finished results were kept"
-        ):
+        with raises_key("file.disk_full", path="runs.jsonl"):
             add_line(path, "two")
     assert path.read_text(encoding="utf-8") == "one\n", "the part that was written is removed"
     add_line(path, "three")

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling
-from adt_core.errors import AdtError
 from adt_core.files import list_visible
 from adt_core.lab import quality
 from adt_core.lab.training.dataset import find_captioned
@@ -20,6 +19,7 @@ from adt_core.models.unsupported import refuse_layout
 from adt_core.run.checkpoints import checkpoint_files, is_target_file
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.store import Identity, PngStore
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4056)
@@ -101,6 +101,6 @@ def test_a_hidden_file_is_no_model():
 
 def test_a_folder_of_hidden_files_is_empty(tmp_path):
     hide(tmp_path, "1.jpg", "model.safetensors")
-    with pytest.raises(AdtError, match="contains no .jpg"):
+    with raises_key("images.none"):
         find_captioned(tmp_path)
     assert weight_files(tmp_path) == []

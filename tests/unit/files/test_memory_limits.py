@@ -9,10 +9,10 @@ import pytest
 
 from adt_core import Drafting, load_drafter, load_target
 from adt_core.engine.device import memory
-from adt_core.errors import AdtError
 from adt_core.memory_limit import MemoryLimit, memory_limit, usable_bytes
 from adt_core.settings import BUNDLED
 from tests.drafted import new_decoding
+from tests.raising import raises_key
 
 MACHINE = 64 * 2**30
 MIB = 2**20
@@ -110,9 +110,7 @@ def test_images_that_exceed_the_limit_are_refused(monkeypatch, images, limit, fi
     if fits:
         next(iter(decoding))
     else:
-        with pytest.raises(
-            AdtError, match=rf"^{images} images at a time .* of the .* GiB of this container may be used"
-        ):
+        with raises_key("memory.too_many_images", count=images, owner="this container"):
             next(iter(decoding))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from adt_core.app.prompts import parse_lines, select
-from adt_core.errors import AdtError
 from adt_core.files import path_key
 from adt_core.run.images import check_outputs
+from tests.raising import raises_key
 
 NAMES = "é", unicodedata.normalize("NFD", "é"), "É", unicodedata.normalize("NFD", "É")
 """Spellings of one name: with one or two characters, in lower and upper case."""
@@ -37,6 +37,6 @@ def test_no_output_replaces_a_file_with_another_spelling(tmp_path, option, names
     """On disks that ignore case or normal form, both names are the same file. Neither needs to exist."""
     one, other = (tmp_path / unicodedata.normalize("NFD" if name == names[1] else "NFC", name) for name in names)
     inputs, outputs = ([(option, one)], []) if option == "from_png" else ([], [(option, one)])
-    with pytest.raises(AdtError, match=f"^output: .* is the file of {option}, which would be overwritten"):
+    with raises_key("file.overwrites", input="output", other=option):
         check_outputs([*outputs, ("output", other)], inputs)
     check_outputs([*outputs, ("output", Path(tmp_path, "another.png"))], inputs)

@@ -22,6 +22,7 @@ from adt_core.kernels import choice, first_use, verdicts
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime, new_runtime
 from tests.drafted import new_decoding
+from tests.raising import raises_key
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -168,7 +169,7 @@ def test_a_cancelled_image_removes_the_marker(folder, error, kept):
 
 def test_an_error_of_the_device_keeps_the_marker_and_names_the_variable(folder):
     error = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with more.")
-    with pytest.raises(AdtError, match="illegal memory access .*ADT_TREE_KERNELS to 0"), choice.watched(CPU):
+    with raises_key("gpu.failed", variable="ADT_TREE_KERNELS", reason="illegal memory access"), choice.watched(CPU):
         use_kernel()
         raise error
     assert len(markers(folder)) == 1

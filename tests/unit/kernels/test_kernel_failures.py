@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting
+from adt_core import Drafting
 from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.kernels import choice, gate, verdicts
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime, new_runtime
 from tests.drafted import new_decoding, run
+from tests.raising import raises_key
 from tests.tape import Tape
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -198,5 +199,5 @@ def test_the_variable_lists_the_operations_with_kernels(gpu, monkeypatch, value,
 
 def test_an_unknown_operation_in_the_variable_is_an_error(gpu, monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, "gate,gemm")
-    with pytest.raises(AdtError, match="ADT_TREE_KERNELS is 'gate,gemm'; set it to 0, 1, or names .*: attend, gate"):
+    with raises_key("triton.bad_variable", variable="ADT_TREE_KERNELS", value="'gate,gemm'", operations="attend, gate"):
         gate.uses_kernel(torch.zeros(2, 8), "silu")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from adt_core.errors import AdtError
 from adt_core.lab import records
 from adt_core.lab.records import RUNS, append, open_records
 from adt_core.lab.report import summary, table
+from tests.raising import raises_key
 
 METHODS = "no-drafting", "eagle2"
 SETTINGS = {"prompts": ["a cat", "a dog", "a cow"], "methods": dict.fromkeys(METHODS), "grid": [1, 2], "metrics": ["m"]}
@@ -59,7 +59,7 @@ def test_shards_have_files_of_their_own_and_every_run_reads_all(folder):
     append(folder, record(2), (3, 3))
     assert (folder / RUNS).read_bytes() == before and (folder / "runs-3-of-3.jsonl").exists()
     assert open_records(folder, SETTINGS, (1, 3)) == open_records(folder, SETTINGS) == [*map(record, (2, 0, 1))]
-    with pytest.raises(AdtError, match="other settings"):
+    with raises_key("benchmark.other_settings"):
         open_records(folder, SETTINGS | {"prompts": ["a cat"]}, (2, 3))
 
 
@@ -161,15 +161,15 @@ def test_the_first_of_two_processes_determines_the_settings(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(records, "append", late)
-        with pytest.raises(AdtError, match="other settings"):
+        with raises_key("benchmark.other_settings"):
             open_records(tmp_path, SETTINGS)
     assert open_records(tmp_path, others) == []
 
 
 def test_records_with_other_settings_are_rejected(folder):
     before = (folder / RUNS).read_bytes()
-    with pytest.raises(AdtError, match=r"other settings \(prompts \['a cat', 'a dog', 'a cow'\], but this run has"):
+    with raises_key("benchmark.other_settings", name="prompts", saved="['a cat', 'a dog', 'a cow']"):
         open_records(folder, SETTINGS | {"prompts": ["a cat"]})
-    with pytest.raises(AdtError, match=r"other settings \(commit None, but this run has 'a1b2'"):
+    with raises_key("benchmark.other_settings", name="commit", saved="None", value="'a1b2'"):
         open_records(folder, SETTINGS | {"commit": "a1b2"})
     assert (folder / RUNS).read_bytes() == before

@@ -14,13 +14,13 @@ from torch import nn
 
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
-from adt_core.errors import AdtError
 from adt_core.lab.training import checkpoint
 from adt_core.lab.training.dataset import TrainingImages
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.run import Run, initialise
 from adt_core.lab.training.save import drafter_tensors, write_checkpoint
 from adt_core.models.config import DecoderConfig
+from tests.raising import raises_key
 
 SHAPE = (2, 4)
 NUM_CODES = 8
@@ -38,7 +38,7 @@ CODES = {
 def test_codes_of_images(tmp_path, name):
     path = tmp_path / "codes.npy"
     np.save(path, CODES[name])
-    with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or choose another output"):
+    with raises_key("tokens.unknown" if name == "invalid tokens" else "tokens.other_shape"):
         TrainingImages(path, ["a cat", "a dog"], SHAPE[1], NUM_CODES)
     np.save(path, np.full(SHAPE, NUM_CODES - 1, np.int32))
     assert (TrainingImages(path, ["a cat", "a dog"], SHAPE[1], NUM_CODES).codes([0, 1]) == NUM_CODES - 1).all()
@@ -62,9 +62,7 @@ def test_damaged_checkpoints(tmp_path, odd):
         path.write_bytes(odd)
     else:
         path.write_bytes(checkpoint.to_bytes({**valid, **odd} if odd and isinstance(odd, dict) else odd))
-    with pytest.raises(
-        AdtError, match="checkpoint.safetensors' is damaged, or belongs to another run .*; delete it to start again"
-    ):
+    with raises_key("checkpoint.other_run", path="checkpoint.safetensors"):
         new_run(path)
 
 
@@ -74,7 +72,7 @@ def test_cached_features(tmp_path):
     features = Features(tmp_path, 0)
     assert features.get([0], [0], torch.device("cpu")).shape == (1, 4, 8)
     for numbers, pads in (([1], [0]), ([0], [0, 0])):
-        with pytest.raises(AdtError, match=f"'{tmp_path}' holds a damaged file .*; delete it, and start again"):
+        with raises_key("features.damaged", folder=tmp_path):
             features.get(numbers, pads, torch.device("cpu"))
 
 

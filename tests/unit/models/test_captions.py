@@ -1,13 +1,13 @@
 """Tests of caption cleaning as in DeepFloyd IF and PixArt."""
 
-import re
 import sys
 import warnings
 
 import pytest
 
-from adt_core.errors import AdtError, pip_install
+from adt_core.errors import pip_install
 from adt_core.models.families.llamagen_captions import clean
+from tests.raising import raises_key
 
 CASES = {
     "A red fox": "a red fox",
@@ -52,7 +52,7 @@ def test_cleaned_captions(caption):
 @pytest.mark.parametrize("package", ["ftfy", "bs4"])
 def test_missing_libraries_are_reported(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(AdtError, match=f"{package} is not installed.*{re.escape(pip_install('ftfy beautifulsoup4'))}"):
+    with raises_key("llamagen.no_library", library=package, command=pip_install("ftfy beautifulsoup4")):
         clean("a fox")
 
 

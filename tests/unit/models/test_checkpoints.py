@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adt_core import AdtError, load_target
+from adt_core import load_target
 from adt_core.app.inspect import inspect
 from tests.layouts import janus, llamagen
 from tests.layouts.edits import edit_config, edit_tensors
+from tests.raising import raises_key
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,8 @@ def without_companion(name):
 def test_error_for_a_missing_companion_states_the_remedy(copied, layout, change, tensors, remedy):
     path = copied(layout)
     change(path)
-    with pytest.raises(AdtError, match=f"lacks the tensor '{tensors}.*{remedy}" if tensors else remedy):
+    values = {"name": tensors, "remedy": remedy} if tensors else {}
+    with raises_key("tensors.missing" if tensors else "tokenizer.missing", **values):
         load_target(path)
     (found,) = inspect(str(path))
     assert len(found["to_do"]) == 1 and remedy in found["to_do"][0] and found["left_over"] == []
@@ -142,96 +144,112 @@ def empty_codec(path):
 DOWN = "model.layers.1.mlp.down_proj.weight"
 WRONG = {
     "chameleon": {
-        "codes whose ids are not consecutive": (config(swap_codes), r"gives code 2 the id \d+, but \d+ was expected"),
-        "no codec": (config(lambda c: c.pop("vq_config")), "no vq_config.*own config.json"),
-        "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "vocabulary_map lacks <s>"),
-        "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size is None"),
+        "codes whose ids are not consecutive": (config(swap_codes), "vocabulary.wrong_id", {"code": 2}),
+        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
+        "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "tokens.missing", {"missing": "<s>"}),
+        "no width": (
+            config(lambda c: c.pop("hidden_size")),
+            "config_json.wrong_value",
+            {"problem": "hidden_size is None"},
+        ),
         "a wrong shape": (
             tensors(lambda t: t.update({DOWN: torch.zeros(64, 95)})),
-            rf"{DOWN} has shape \(64, 95\), but \(64, 96\) was expected",
+            "tensor.wrong_shape",
+            {"name": DOWN, "stored": (64, 95), "shape": (64, 96)},
         ),
-        "two missing tensors": (tensors(lose_two), "lacks the tensor '.*' and 1 more"),
-        "no tokenizer": (without("tokenizer.json"), "no tokenizer.json; download it"),
+        "two missing tensors": (tensors(lose_two), "tensors.missing", {"more": "and 1 more"}),
+        "no tokenizer": (without("tokenizer.json"), "tokenizer.missing", {}),
     },
     "lumina-mgpt-2": {
         "no first token": (
             lambda path: (path / "tokenizer_config.json").write_text("{}", encoding="utf-8"),
-            "tokenizer_config.json names no bos_token or eos_token",
+            "lumina2.no_tokens",
+            {},
         ),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=155010)),
-            "vocab_size 155010 is too small for the 40 image tokens",
+            "config_json.vocabulary",
+            {"vocab_size": 155010, "codes": 40},
         ),
         "a codec without channels": (
             empty_codec,
-            "the shapes of the codec's tensors do not fit together; download the codec again",
+            "codec.shapes",
+            {},
         ),
     },
     "liquid": {
         "the tokenizer of Gemma": (
             rename("<boi>", "<unused0>"),
-            "tokenizer.json lacks <boi>; use the checkpoint's own",
+            "tokenizer.lacks",
+            {"missing": "<boi>"},
         ),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=256010)),
-            "vocab_size 256010 is too small for the 40 image tokens",
+            "config_json.vocabulary",
+            {"vocab_size": 256010, "codes": 40},
         ),
     },
     "glm-image": {
         "too small a head": (
             stage(lambda c: c["text_config"].update(vision_vocab_size=30)),
-            "vision_vocab_size 30 is too small for the 40 image tokens",
+            "config_json.vocabulary",
+            {"field": "vision_vocab_size", "vocab_size": 30, "codes": 40},
         ),
         "too small a vocabulary": (
             stage(lambda c: c["text_config"].update(vocab_size=20)),
-            " vocab_size 20 is too small for the 40 image tokens",
+            "config_json.vocabulary",
+            {"field": "vocab_size", "vocab_size": 20, "codes": 40},
         ),
     },
     "emu3": {
-        "only one shard": (keep_only_one_shard, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
+        "only one shard": (keep_only_one_shard, "tensors.missing", {"more": "remark.more"}),
         "no end-of-row token": (
             config(lambda c: c["vocabulary_map"].pop("<|extra_200|>")),
-            r"vocabulary_map lacks <\|extra_200\|>",
+            "tokens.missing",
+            {"missing": "<|extra_200|>"},
         ),
         "a missing code": (
             config(lambda c: c["vocabulary_map"].pop("<|visual token 000007|>")),
-            "does not name image tokens 0 to n - 1",
+            "vocabulary.names",
+            {},
         ),
         "more codes": (
             config(lambda c: c["vq_config"].update(codebook_size=50)),
-            "has 40 image tokens, but its vq_config has 50 codes",
+            "emu3.other_codes",
+            {"count": 40, "codes": 50},
         ),
-        "no decoder": (config(lambda c: c.pop("text_config")), "config.json has no text_config"),
-        "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
+        "no decoder": (config(lambda c: c.pop("text_config")), "config_json.no_field", {"name": "text_config"}),
+        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
     },
     "janus": {
-        "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), f"tokenizer.json lacks {janus.BEGIN_IMAGE}"),
-        "no codec": (config(lambda c: c.pop("vq_config")), "config.json has no vq_config"),
+        "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), "tokenizer.lacks", {"missing": janus.BEGIN_IMAGE}),
+        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
     },
-    "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "lacks pytorch_model-00002-of")},
+    "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "model.incomplete", {})},
     "llamagen, authors'": {
         "a wrong shape": (
             cut_an_attention,
-            r"layers.1.attention.wqkv.weight has shape \(383, 128\), but \(384, 128\) was expected",
+            "tensor.wrong_shape",
+            {"name": "layers.1.attention.wqkv.weight", "stored": (383, 128), "shape": (384, 128)},
         ),
     },
 }
-"""(layout, problem) -> function that changes the files, and the expected error."""
+"""(layout, problem) -> function that changes the files, key of the expected error, and some of its values."""
 
 
 @pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
 def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
     path = copied(layout)
-    (change, message) = WRONG[layout][wrong]
+    change, key, values = WRONG[layout][wrong]
     change(path)
-    with pytest.raises(AdtError, match=message):
+    with raises_key(key, **values):
         load_target(path)
 
 
 def test_lumina_requires_its_size_token(copied):
     """The name of the folder selects images of 1024 x 1024 pixels, so the loader requires the token for this size."""
     path = copied("lumina")
-    with pytest.raises(AdtError, match="reserved08832"):
+    with raises_key("tokens.missing", missing="reserved08832"):
         load_target(path.rename(path.with_name("Lumina-mGPT-7B-1024")))
 
 
@@ -250,7 +268,7 @@ def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
     file.parent.mkdir(exist_ok=True)
     torch.save({"state_dict": {**codec, "loss.logvar": torch.zeros(())}}, file)
     if place == "beside":
-        with pytest.raises(AdtError, match="put vqgan.ckpt of Chameleon"):
+        with raises_key("tensors.missing", remedy="remedy.chameleon_codec"):
             load_target(path)
         return
     codes = torch.arange(36).view(1, 6, 6)

@@ -1,7 +1,6 @@
 """Tests of error messages for models that are missing, incomplete or unsupported."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -9,16 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adt_core import AdtError, cli, load_target
+from adt_core import cli, load_target
 from adt_core.app.inspect import inspect
 from adt_core.errors import command
 from adt_core.models import load
 from adt_core.models.load import published
 from adt_core.models.rotary import rope_tables
 from adt_core.run.checkpoints import default_drafter
-from tests.layouts.edits import edit_config, error_of
+from tests.layouts.edits import check_refused, edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 TO_GET = [row for row in published() if row.downloads]
@@ -31,7 +31,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 499
 @pytest.mark.parametrize("row", TO_GET, ids=lambda row: row.name)
 def test_missing_published_models(row, tmp_path, capsys):
     """The message must contain the download command, the size and the licences."""
-    message = error_of(tmp_path / row.name)
+    message = check_refused(tmp_path / row.name, "model.incomplete", error="path.missing", remedy="remedy.download")
     assert f"`{command(f'download {row.name} --to', tmp_path)}`" in message
     assert f"({row.size}; licence: {row.licences})" in message and len(message) < 1000
     assert all(one.licence in message for one in row.downloads)
@@ -58,8 +58,8 @@ def test_folders_with_a_space_can_be_copied_to_a_terminal():
 def test_incomplete_downloads(tmp_path):
     folder = write_emu3(tmp_path / "Emu3-Gen-hf")
     (folder / "model-00002-of-00002.safetensors").unlink()
-    assert "lacks model-00002-of-00002.safetensors" in error_of(folder)
-    assert f"run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in error_of(folder)
+    run = command("download Emu3-Gen-hf --to", tmp_path)
+    check_refused(folder, "model.incomplete", error="model-00002-of-00002.safetensors", remedy=f"run `{run}`")
 
 
 @pytest.mark.parametrize("version", ["512", "768-Omni", "1024"])
@@ -67,7 +67,7 @@ def test_lumina_without_a_tokenizer(tmp_path, version):
     folder = write_lumina(tmp_path / f"Lumina-mGPT-7B-{version}", size_tokens=33)
     (folder / "tokenizer.json").unlink()
     run = command(f"download Lumina-mGPT-7B-{version} --to", tmp_path)
-    with pytest.raises(AdtError, match="has no tokenizer.json.*use the one of Lumina-mGPT-7B-768") as raised:
+    with raises_key("lumina.no_tokenizer") as raised:
         load_target(folder)
     (found,) = inspect(str(folder))
     assert run in str(raised.value) and run in found["to_do"][0]
@@ -77,7 +77,7 @@ def test_lumina_without_its_codec(tmp_path):
     folder = write_lumina(tmp_path / "models" / "Lumina-mGPT-7B-768")
     (tmp_path / "models" / "vqgan.ckpt").unlink()
     run = command("download Anole-7b-v0.1-vqvae-hf --to", tmp_path / "models")
-    with pytest.raises(AdtError, match=re.escape(f"run `{run}`")):
+    with raises_key("tensors.missing", remedy=f"run `{run}`"):
         load_target(folder)
 
 
@@ -86,8 +86,7 @@ def test_lumina_without_its_codec(tmp_path):
 
 @pytest.mark.parametrize("name", ["lumina", "my-finetune", "Lumina-512-or-768"])
 def test_lumina_without_a_size_in_its_name(tmp_path, name):
-    message = error_of(write_lumina(tmp_path / name))
-    assert "does not have its image size (512, 768 or 1024) in its name; use the published folder name" in message
+    check_refused(write_lumina(tmp_path / name), "lumina.no_size", path=name)
 
 
 @pytest.mark.parametrize("size", [512, 768, 1024])
@@ -110,7 +109,7 @@ def test_several_snapshots(tmp_path):
     assert load_target(cache).decoder.config.hidden_size == 32
     shutil.rmtree(cache / "snapshots")
     (cache / "snapshots").mkdir()
-    assert "has no finished download" in error_of(cache) == error_of(cache / "snapshots")
+    assert check_refused(cache, "cache.unfinished") == check_refused(cache / "snapshots", "cache.unfinished")
 
 
 # ---- other files ----------------------------------------------------------------------------------
@@ -125,12 +124,10 @@ def test_git_lfs_pointers(tmp_path, name):
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
-    with pytest.raises(
-        AdtError, match=rf"{name} is a Git LFS pointer.*download it again, for example with `.* download NAME`"
-    ):
+    with raises_key("file.is_pointer", file=name):
         load_target(folder)
     (tmp_path / ".git").rename(folder / ".git")
-    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):
+    with raises_key("file.not_pulled", file=name, folder=folder):
         load_target(folder)
 
 
@@ -141,7 +138,7 @@ def test_truncated_bin_files(tmp_path):
     (folder / "model.safetensors").unlink()
     load_target(folder)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    assert "pytorch_model.bin is incomplete; download it again" in error_of(folder)
+    check_refused(folder, "file.incomplete", file="pytorch_model.bin")
 
 
 def test_emu3_in_its_authors_layout(tmp_path):
@@ -149,20 +146,20 @@ def test_emu3_in_its_authors_layout(tmp_path):
     (folder / "config.json").write_text(
         json.dumps({"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}), encoding="utf-8"
     )
-    assert "own layout" in error_of(folder) and command("download Emu3-Gen-hf --to", tmp_path) in error_of(folder)
+    check_refused(folder, "emu3.other_layout", command=command("download Emu3-Gen-hf --to", tmp_path))
 
 
 def test_a_quantised_repository(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "target")
     stated = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     edit_config(folder, lambda config: config.update(quantization_config=stated))
-    assert "is quantised by 'bitsandbytes'" in error_of(folder) and "use the original weights" in error_of(folder)
+    check_refused(folder, "model.quantised", sign="by 'bitsandbytes'")
 
 
 @pytest.mark.parametrize("path", ["anole.gguf", ""])
 def test_gguf(tmp_path, path):
     (tmp_path / "anole.gguf").write_bytes(b"GGUF")
-    assert "is GGUF" in error_of(tmp_path / path) and "*.safetensors" in error_of(tmp_path / path)
+    check_refused(tmp_path / path, "model.gguf")
 
 
 @pytest.mark.parametrize("place, given", [("", ""), ("", "consolidated.pth"), ("models/7b", "")])
@@ -170,27 +167,18 @@ def test_anole_in_metas_layout(tmp_path, place, given):
     folder = tmp_path / "Anole-7b-v0.1"
     (folder / place).mkdir(parents=True)
     torch.save({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / place / "consolidated.pth")
-    assert "is in Meta's layout" in error_of(folder / given)
-    assert "download Anole-7b-v0.1-hf --to" in error_of(folder / given)
+    check_refused(folder / given, "model.meta", command="download Anole-7b-v0.1-hf --to")
 
 
 def test_a_drafter_chosen_as_model(tiny):
-    message = error_for_a_drafter(tiny / "drafter")
-    expected = "is an EAGLE drafter, not a model", "Drafter Loader", "use it as drafter"
-    assert all(words in message for words in expected)
-
-
-def error_for_a_drafter(path) -> str:
-    """Return the error of loading a drafter as a model. Check that `inspect` describes the drafter."""
-    with pytest.raises(AdtError) as raised:
-        load_target(path)
-    assert inspect(str(path))[0]["role"] == "drafter"
-    return str(raised.value)
+    with raises_key("model.is_drafter"):
+        load_target(tiny / "drafter")
+    assert inspect(str(tiny / "drafter"))[0]["role"] == "drafter"
 
 
 def test_folders_of_diffusers(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}', encoding="utf-8")
-    assert "is a diffusers folder" in error_of(tmp_path)
+    check_refused(tmp_path, "model.diffusers")
 
 
 def test_shards_without_an_index_or_a_configuration(tmp_path):
@@ -198,10 +186,10 @@ def test_shards_without_an_index_or_a_configuration(tmp_path):
     (folder / "model.safetensors.index.json").unlink()
     load_target(folder)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    assert "lacks model-00001-of-00002.safetensors; download the missing files" in error_of(folder)
+    check_refused(folder, "index.missing_parts", missing="model-00001-of-00002.safetensors")
     complete = write_emu3(tmp_path / "complete")
     (complete / "config.json").unlink()
-    assert "has no config.json that names its model family; download the complete repository" in error_of(complete)
+    check_refused(complete, "model.no_config")
 
 
 # ---- fewer positions than an image has -----------------------------------------------------------

@@ -10,12 +10,13 @@ from itertools import islice
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, cli, load_drafter, load_target
+from adt_core import Drafting, cli, load_drafter, load_target
 from adt_core.policies import PLAIN
 from tests.command import words
 from tests.drafted import new_decoding
 from tests.layouts import llamagen as layout
 from tests.layouts.edits import edit_config, edit_tensors
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -84,12 +85,12 @@ def test_a_long_caption_is_truncated_as_in_training(target):
 
 def test_a_file_whose_stage_is_unknown(folder, tmp_path):
     shutil.copy(folder / "upstream" / layout.NAMES[16], tmp_path / "best.pt")
-    with pytest.raises(AdtError, match="best.pt does not have its image size in its name.*t2i_XL_stage2_512.pt"):
+    with raises_key("llamagen.no_size", path="best.pt"):
         load_target(tmp_path / "best.pt")
 
 
 def test_a_folder_of_several_stages(folder):
-    with pytest.raises(AdtError, match="give one of its files: t2i_XL_stage1_256.pt, vq_ds16_t2i.pt"):
+    with raises_key("weights.other_files", others="t2i_XL_stage1_256.pt, vq_ds16_t2i.pt"):
         load_target(folder / "upstream")
 
 
@@ -99,25 +100,23 @@ def test_classes_of_imagenet(tmp_path):
         "cls_embedding.embedding_table.weight": torch.zeros(1001, 64),
     }
     torch.save({"model": tensors}, tmp_path / "c2i_B_256.pt")
-    with pytest.raises(AdtError, match="c2i_B_256.pt is a LlamaGen for ImageNet classes"):
+    with raises_key("llamagen.classes", path="c2i_B_256.pt"):
         load_target(tmp_path / "c2i_B_256.pt")
 
 
 def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
-    with pytest.raises(
-        AdtError, match="network2' was trained for another model family or image size than t2i_XL_stage1_256.pt"
-    ):
+    with raises_key("drafter.other_family", path="network2", model="t2i_XL_stage1_256.pt"):
         load_drafter(folder / "network2", target)
     other = write_tiny_checkpoint(
         tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE
     )
     foreign = write_tiny_drafter(tmp_path / "foreign", other)
-    with pytest.raises(AdtError, match="foreign' has hidden size 128 and .* tokens"):
+    with raises_key("drafter.other_sizes", path="foreign", width=128):
         load_drafter(foreign, target)
     edit_config(foreign, lambda config: config.update(vocab_size=layout.CODES))
     name = "embed_tokens.weight"
     edit_tensors(foreign, lambda tensors: tensors.update({name: tensors[name][: layout.CODES].clone()}))
-    with pytest.raises(AdtError, match="foreign' was trained for another model family"):
+    with raises_key("drafter.other_family", path="foreign"):
         load_drafter(foreign, target)
 
 

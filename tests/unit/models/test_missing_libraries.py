@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.errors import AdtError, missing_library, pip_install, wrap_library_errors
+from adt_core.errors import library_error, pip_install, wrap_library_errors
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.glm_pixels import diffusers
 from adt_core.models.reading.t5 import t5_encoder
+from tests.raising import raises_key
 
 ROOT = Path(__file__).resolve().parents[3]
 NMS = "operator torchvision::nms does not exist"
@@ -37,8 +38,9 @@ def absent(name):
     [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")],
 )
 def test_a_missing_library_is_named(name, library, package):
-    found = f"'{library}' is not installed in the Python in use; run {pip_install(package)}"
-    assert missing_library(absent(name)) == found
+    error = library_error(absent(name))
+    assert error.key == "library.missing"
+    assert error.parameters == {"library": library, "command": pip_install(package)}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +54,10 @@ def test_a_missing_library_is_named(name, library, package):
     ],
 )
 def test_a_broken_library_is_named(error, library):
-    reason = str(error)
-    assert (
-        missing_library(error) == f"'{library}' can't be loaded ({reason}); run {pip_install('--upgrade ' + library)}"
-    )
+    found = library_error(error)
+    command = pip_install(f"--upgrade {library}")
+    assert found.key == "library.broken"
+    assert found.parameters == {"library": library, "reason": str(error), "command": command}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_a_broken_library_is_named(error, library):
     [absent("adt_core.models.nothing"), RuntimeError("shapes differ"), ImportError("nothing else"), KeyError(1)],
 )
 def test_other_errors_have_other_reasons(error):
-    assert missing_library(error) == ""
+    assert library_error(error) is None
 
 
 class FailingImport(MetaPathFinder, Loader):
@@ -106,10 +108,9 @@ def test_a_torchvision_for_another_pytorch_is_named(without_torchvision, make):
 
     The command names the version of PyTorch. Otherwise pip may replace PyTorch.
     """
-    with pytest.raises(AdtError) as caught:
-        make()
     command = pip_install(f"--upgrade torchvision {TORCH}")
-    assert str(caught.value) == f"'torchvision' can't be loaded ({NMS}); run {command}"
+    with raises_key("library.broken", library="torchvision", reason=NMS, command=command):
+        make()
 
 
 def test_diffusers_is_not_called_missing_if_torchvision_is_broken(monkeypatch):
@@ -119,14 +120,14 @@ def test_diffusers_is_not_called_missing_if_torchvision_is_broken(monkeypatch):
     library = ModuleType("diffusers")
     library.__getattr__ = fail
     monkeypatch.setitem(sys.modules, "diffusers", library)
-    with pytest.raises(AdtError, match="^'torchvision' can't be loaded"):
+    with raises_key("library.broken", library="torchvision"):
         diffusers()
 
 
 def test_a_missing_library_does_not_make_a_file_damaged():
     """Files that a library cannot read are called damaged, but not if the library lacks another one."""
-    with pytest.raises(AdtError, match="'sentencepiece' is not installed .* pip install sentencepiece$"):
-        with wrap_library_errors(lambda reason: f"the file can't be read ({reason}); download it again."):
+    with raises_key("library.missing", library="sentencepiece", command="pip install sentencepiece"):
+        with wrap_library_errors("tokenizer.unreadable", file="a.json"):
             raise absent("sentencepiece")
 
 
@@ -137,7 +138,7 @@ def test_the_command_line_names_a_missing_library(monkeypatch, capsys, library):
 
     monkeypatch.setattr(cli, "parse", lambda argv: (fail, {}))
     assert cli.main(["inspect", "bundled"]) == 1
-    assert capsys.readouterr().err.strip() == f"error: {missing_library(absent(library))}"
+    assert capsys.readouterr().err.strip() == f"error: {library_error(absent(library))}"
 
 
 @pytest.mark.parametrize("library", ["numpy", "psutil"])
@@ -146,7 +147,7 @@ def test_a_process_without_a_library(tmp_path, library):
     (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('hidden', name='{library}')", encoding="utf-8")
     command = [sys.executable, ROOT / "adt.py", "generate", "--prompt", "a cat", "--output", tmp_path / "a.png"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.strip()) == (1, f"error: {missing_library(absent(library))}")
+    assert (done.returncode, done.stderr.strip()) == (1, f"error: {library_error(absent(library))}")
 
 
 @pytest.mark.parametrize("module, kind", [("tokenizers", "AdtError"), ("comfy_api", "ModuleNotFoundError")])

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adt_core import AdtError, Drafting, load_drafter, load_target
+from adt_core import Drafting, load_drafter, load_target
 from adt_core.models import allocation, streamed
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Decoder
 from tests.drafted import run
 from tests.layouts.families import WRITERS, load_small
+from tests.raising import raises_key
 
 CPU = torch.device("cpu")
 
@@ -146,7 +147,7 @@ def test_streamed_layers_are_spread_and_include_the_last(count, chosen, expected
 
 
 def test_too_little_main_memory_is_refused_with_both_numbers():
-    with pytest.raises(AdtError, match=r"8\.0 GiB .* 4\.0 GiB"):
+    with raises_key("memory.main_too_small", needed="8.0 GiB", there="4.0 GiB"):
         allocation.check_main_memory("model", 2**33, 2**32)
 
 
@@ -191,7 +192,7 @@ def test_a_model_that_fits_is_not_streamed(empty):
 def test_too_little_device_memory_is_refused_with_both_numbers(empty):
     least = needed(empty, 12)
     gib = least / 2**30
-    with pytest.raises(AdtError, match=rf"at least {gib:.1f} GiB on the device .* {gib:.1f} GiB may be used"):
+    with raises_key("memory.device_too_small", needed=f"{gib:.1f} GiB", there=f"{gib:.1f} GiB"):
         allocation.needed_count(empty, least - 1)
 
 
@@ -207,7 +208,7 @@ def test_only_streamed_layers_count_as_main_memory_and_too_little_is_refused_bef
     allocation.allocate(empty, gpu)
     assert placed == [(decoder, gpu, 5)]
     monkeypatch.setattr(allocation, "usable_bytes", lambda limit: 5 * streamed.layer_bytes(decoder) - 1)
-    with pytest.raises(AdtError, match=r"the .* GiB that stay in main memory are more than the .* GiB"):
+    with raises_key("memory.main_too_small"):
         allocation.allocate(empty, gpu)
     assert len(placed) == 1
 
@@ -224,5 +225,5 @@ def test_a_limit_of_device_memory_includes_what_the_process_has_allocated(monkey
 
 
 def test_device_memory_on_a_cpu_is_refused(tiny):
-    with pytest.raises(AdtError, match=r"device_memory is 4 GiB, but it limits a CUDA GPU and the device is cpu"):
+    with raises_key("device_memory.no_gpu", size="4", device="cpu"):
         load_target(tiny / "target", device_memory=4 * 2**30)

@@ -12,11 +12,10 @@ from adt_core.errors import command
 from adt_core.models.load import published
 from adt_core.models.reading.paths import home_of, name_of
 from adt_core.run.checkpoints import default_drafter
-from tests.layouts.edits import edit_config
+from tests.layouts.edits import check_refused, edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.lumina import write_lumina
-from tests.unit.models.test_downloads import error_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,15 +32,14 @@ def test_a_file_in_a_models_folder_selects_the_folder(tmp_path, file):
     (drafter / "config.json").write_text("{}", encoding="utf-8")
     assert default_drafter(str(folder / file)) == str(drafter)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    assert "lacks model-00002-of-00002.safetensors, named in its index" in error_of(folder / "config.json")
+    check_refused(folder / "config.json", "model.incomplete", error="index.missing_files")
 
 
 def test_few_of_many_missing_shards_are_named(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
     names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
-    message = error_of(folder)
-    assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
+    message = check_refused(folder, "model.incomplete", error="model-00003-of-09999.safetensors and 9995 more, named")
     run = command("download Lumina-mGPT-7B-768 --to", tmp_path)
     assert message.endswith(
         f"run `{run}` (15 GB; licence: not stated; it builds on Chameleon, which is for research; "
@@ -52,26 +50,23 @@ def test_few_of_many_missing_shards_are_named(tmp_path):
 @pytest.mark.parametrize("marks", ['""', "''"])
 def test_a_path_in_quotation_marks(tmp_path, marks):
     """Windows copies paths with quotation marks."""
-    message = error_of(f"{marks[0]}{tmp_path}{marks[1]}")
-    assert message.endswith("does not exist; remove the quotation marks.")
+    check_refused(f"{marks[0]}{tmp_path}{marks[1]}", "path.quoted")
 
 
 @pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
 def test_image_files(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x89PNG")
-    assert "is an image, not a model; choose the model's folder" in error_of(tmp_path / name)
+    check_refused(tmp_path / name, "model.is_image")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
 def test_text_files(tmp_path, name):
     (tmp_path / name).write_text("{}", encoding="utf-8")
-    assert "is a text file, not a model; choose the model's folder" in error_of(tmp_path / name)
+    check_refused(tmp_path / name, "model.is_text")
 
 
-@pytest.mark.parametrize(
-    "around, remedy", [("GLM-Image", "choose the complete model, {}"), ("SDXL", "choose a visual")]
-)
-def test_parts_of_a_diffusers_model(tmp_path, around, remedy):
+@pytest.mark.parametrize("around, key", [("GLM-Image", "model.part"), ("SDXL", "model.part_of_diffusion")])
+def test_parts_of_a_diffusers_model(tmp_path, around, key):
     """For GLM-Image, the parent folder is the model, and the loader must use it."""
     part = tmp_path / around / "transformer"
     part.mkdir(parents=True)
@@ -79,39 +74,42 @@ def test_parts_of_a_diffusers_model(tmp_path, around, remedy):
     save_file({"a": torch.ones(1)}, part / "model.safetensors")
     if around == "GLM-Image":
         (part.parent / "vision_language_encoder").mkdir()
-    assert f"is part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in error_of(part)
+    check_refused(part, key, part="'ATransformer2DModel'")
 
 
 # ---- models of other kinds -------------------------------------------------------------------------
 
 STRANGERS = {
-    "a checkpoint of a diffusion model": [
+    "model.diffusion_checkpoint": [
         "model.diffusion_model.input_blocks.0.0.weight",
         "first_stage_model.decoder.conv_in.weight",
         "conditioner.embedders.0.transformer.text_model.embeddings.position_ids",
     ],
-    "a diffusion model": [
+    "model.diffusion": [
         "input_blocks.0.0.weight",
         "down_blocks.0.resnets.0.conv1.weight",
         "double_blocks.0.img_mlp.0.bias",
     ],
-    "a LoRA or another adapter": [
+    "model.adapter": [
         "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "transformer.transformer_blocks.0.attn.to_q.lora_B.weight",
     ],
-    "the VAE of a diffusion model": ["decoder.up.0.block.0.conv1.weight", "encoder.down_blocks.0.resnets.0.conv1.bias"],
-    "the image decoder of a model": ["quantize.embedding.weight"],
-    "a text encoder": ["text_model.encoder.layers.0.mlp.fc1.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+    "model.vae": ["decoder.up.0.block.0.conv1.weight", "encoder.down_blocks.0.resnets.0.conv1.bias"],
+    "model.image_decoder": ["quantize.embedding.weight"],
+    "model.text_encoder": [
+        "text_model.encoder.layers.0.mlp.fc1.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+    ],
 }
 
 
-@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in STRANGERS.items() for name in names])
-def test_checkpoints_of_other_models(tmp_path, kind, name):
+@pytest.mark.parametrize("key, name", [(key, name) for key, names in STRANGERS.items() for name in names])
+def test_checkpoints_of_other_models(tmp_path, key, name):
     """SDXL, Flux, LoRA, PEFT, VAE and text encoders must be recognised by their tensors."""
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        assert f" is {kind}, not a model that generates image tokens; " in error_of(path)
+        check_refused(path, key)
 
 
 def test_janusflow(tmp_path):
@@ -119,39 +117,35 @@ def test_janusflow(tmp_path):
     folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
-    message = error_of(folder)
-    assert "is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: run `" in message
-    assert command("download Janus-Pro-1B --to", tmp_path) in message
+    check_refused(folder, "janus.flow", remedy=command("download Janus-Pro-1B --to", tmp_path))
 
 
 @pytest.mark.parametrize(
-    "name, config, words",
+    "name, config, key",
     [
-        ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "Emu3.5, which has 34 billion"),
-        ("Emu3-Chat-hf", {}, "Emu3-Chat, which describes images"),
+        ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "emu3.version_3_5"),
+        ("Emu3-Chat-hf", {}, "emu3.chat"),
     ],
 )
-def test_other_models_of_emu3s_family(tmp_path, name, config, words):
+def test_other_models_of_emu3s_family(tmp_path, name, config, key):
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda content: content.update(config))
-    message = error_of(folder)
-    assert f"is {words}" in message
-    assert f"; use BAAI/Emu3-Gen-hf: run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in message
+    check_refused(folder, key, command=command("download Emu3-Gen-hf --to", tmp_path))
 
 
 @pytest.mark.parametrize(
-    "name, kind, words",
+    "name, kind, key",
     [
-        ("X-Omni-En", "qwen2", "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens"),
-        ("copy", "x-omni", "X-Omni, which needs the diffusion model"),
-        ("BLIP3o-NEXT-SFT-3B", "qwen3", "BLIP3o, whose images are made by a diffusion model from hidden states"),
-        ("copy", "blip3o_qwen", "BLIP3o, whose images are made by a diffusion model"),
+        ("X-Omni-En", "qwen2", "model.x_omni"),
+        ("copy", "x-omni", "model.x_omni"),
+        ("BLIP3o-NEXT-SFT-3B", "qwen3", "model.blip3o"),
+        ("copy", "blip3o_qwen", "model.blip3o"),
     ],
 )
-def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, words):
+def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, key):
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda config: config.update(model_type=kind))
-    assert f"{name} is {words}" in error_of(folder)
+    check_refused(folder, key, path=name)
 
 
 # ---- how large a download is -----------------------------------------------------------------------

@@ -8,7 +8,6 @@ import torch
 
 from adt_core import cli
 from adt_core.app.prompts import read_all
-from adt_core.errors import AdtError
 from adt_core.files import write
 from adt_core.models.load import load_target
 from adt_core.models.reading import checkpoint as files
@@ -18,22 +17,11 @@ from adt_core.models.reading.layout import decoder_config
 from adt_core.run.images import to_png
 from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 DEEP = "[" * 100_000
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-
-
-@pytest.fixture
-def error_of():
-    """Return a function that calls another function and returns its error message."""
-
-    def error_of(make, *arguments) -> str:
-        with pytest.raises(AdtError) as caught:
-            make(*arguments)
-        return str(caught.value)
-
-    return error_of
 
 
 @pytest.fixture
@@ -57,54 +45,65 @@ def test_t5_configurations_load_no_code(llamagen):
     "field, value",
     [("feed_forward_proj", "gated-evil"), ("layer_norm_epsilon", "1e-6"), ("num_layers", 10**6), ("d_model", -1)],
 )
-def test_invalid_t5_configurations(llamagen, error_of, field, value):
+def test_invalid_t5_configurations(llamagen, field, value):
     folder, encoder = llamagen
     edit_config(encoder, lambda config: config.update({field: value}))
-    assert field in error_of(load_target, folder) and "download it again" in error_of(load_target, folder)
+    with raises_key("config_json.wrong_value", problem=field):
+        load_target(folder)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
-def test_deeply_nested_json(tmp_path, error_of, text):
-    for name, make in (("config.json", read_json), ("prompts.json", read_all), ("prompts.jsonl", read_all)):
+def test_deeply_nested_json(tmp_path, text):
+    bad = "prompts.bad_format"
+    for name, make, key in (
+        ("config.json", read_json, "json.unreadable"),
+        ("a.json", read_all, bad),
+        ("a.jsonl", read_all, bad),
+    ):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        assert "nested too deeply" in error_of(make, tmp_path / name)
+        with raises_key(key, reason="nested too deeply"):
+            make(tmp_path / name)
 
 
-def test_files_that_are_too_large(tmp_path, error_of):
-    for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_all, 257)):
+def test_files_that_are_too_large(tmp_path):
+    unreadable = (("config.json", read_json, 65, "json.unreadable"), ("a.txt", read_all, 257, "prompts.unreadable"))
+    for name, make, size, key in unreadable:
         with (tmp_path / name).open("wb") as file:
             file.truncate(size * 2**20)  # the file is sparse, so it needs no disk space
-        assert f"it has {size} MiB" in error_of(make, tmp_path / name)
+        with raises_key(key, reason=f"it has {size} MiB"):
+            make(tmp_path / name)
 
 
 @needs_pipes
-def test_pipes_are_rejected(tmp_path, error_of):
+def test_pipes_are_rejected(tmp_path):
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
-    assert "not a regular file" in error_of(load_target, checkpoint)
+    with raises_key("weights.not_a_file"):
+        load_target(checkpoint)
 
 
 @pytest.mark.parametrize(
     "version, refused", [("2.9.1+cu130", True), ("2.6.0", True), ("2.10.0", False), ("2.13.0+cpu", False)]
 )
-def test_pickles_with_vulnerable_versions_of_torch(tmp_path, error_of, monkeypatch, safe_pickles, version, refused):
+def test_pickles_with_vulnerable_versions_of_torch(tmp_path, monkeypatch, safe_pickles, version, refused):
     monkeypatch.setattr(files, "SAFE_PICKLES", safe_pickles)
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
     monkeypatch.setattr(torch, "__version__", version)
     if refused:
-        message = error_of(Checkpoint, tmp_path / "weights.pt")
-        assert "CVE-2025-32434" in message and "update torch to 2.10" in message and "safetensors" in message
+        with raises_key("pickled.unsafe", version=version, needed="2.10"):
+            Checkpoint(tmp_path / "weights.pt")
     else:
         assert Checkpoint(tmp_path / "weights.pt")["a"].shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "vocab_size", "hidden_size"])
 @pytest.mark.parametrize("value", [10**7, 10**400, -1, 0.5, "many", [1], {"a": 1}, True])
-def test_excessive_sizes_are_rejected_before_allocation(error_of, name, value):
+def test_excessive_sizes_are_rejected_before_allocation(name, value):
     usual = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    message = error_of(decoder_config, usual | {name: value}, "folder")
-    assert name in message and len(message) < 300
+    with raises_key("config_json.wrong_value", problem=name) as raised:
+        decoder_config(usual | {name: value}, "folder")
+    assert len(str(raised.value)) < 300
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adt_core import AdtError, load_drafter, load_target
+from adt_core import load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import resolve, weight_files
 from tests.layouts.emu3 import write_emu3
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -111,15 +112,15 @@ def test_an_index_has_priority_over_a_file_named_model(tmp_path):
             "pytorch_model_a.bin, pytorch_model_b.bin",
             "pytorch_model.bin",
         ),
-        ([f"{letter}.safetensors" for letter in "abcdef"], "a.*, d.safetensors and 2 more", "model.safetensors"),
+        ([f"{letter}.safetensors" for letter in "abcdef"], "d.safetensors and 2 more", "model.safetensors"),
     ],
     ids=range(5),
 )
 def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
     put(tmp_path, *names)
-    advice = f"keep only one set in the folder, or rename the right file to {remedy}"
-    with pytest.raises(AdtError, match=rf"contains several sets of weights \({found}\).*; {advice}"):
+    with raises_key("weights.several_sets", names=found) as raised:
         weight_files(tmp_path)
+    assert str(raised.value).endswith(f"rename the right file to {remedy}.")
 
 
 @pytest.mark.parametrize(
@@ -129,13 +130,13 @@ def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
         (["a-1-of-3.safetensors", "a-3-of-3.safetensors"], "a-2-of-3.safetensors"),
         ([ONE, "zzz.safetensors"], TWO),
         (["pytorch_model-00002-of-00002.bin"], "pytorch_model-00001-of-00002.bin"),
-        (["a-00001-of-99999.safetensors"], "a-00002-of-99999.safetensors, .* and 99994 more"),
+        (["a-00001-of-99999.safetensors"], "a-00005-of-99999.safetensors and 99994 more"),
     ],
     ids=range(5),
 )
 def test_missing_shards(tmp_path, names, absent):
     put(tmp_path, *names)
-    with pytest.raises(AdtError, match=f"lacks {absent}; download the missing files"):
+    with raises_key("index.missing_parts", missing=absent):
         weight_files(tmp_path)
 
 
@@ -143,14 +144,14 @@ def test_missing_shards(tmp_path, names, absent):
 def test_an_index_must_name_files_of_its_folder(tmp_path, name):
     put(tmp_path, "a.safetensors")
     write_index(tmp_path, "a.safetensors", name)
-    with pytest.raises(AdtError, match="lacks .*, named in its index; download the missing files"):
+    with raises_key("index.missing_files"):
         weight_files(tmp_path)
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
 def test_an_index_without_files(tmp_path, content):
     (tmp_path / INDEX).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(AdtError, match=f"{INDEX} lists no weights files; download it again"):
+    with raises_key("index.empty", index=INDEX):
         weight_files(tmp_path)
 
 
@@ -190,9 +191,7 @@ def test_another_file_next_to_a_drafter_is_ignored(target, tmp_path):
     other_model(folder / "zzz.safetensors", folder / "model.safetensors")
     assert torch.equal(load_drafter(folder, model).fc, before)
     (folder / "model.safetensors").rename(folder / "aaa.safetensors")
-    with pytest.raises(
-        AdtError, match=r"drafter contains several sets of weights \(aaa.safetensors, zzz.safetensors\)"
-    ):
+    with raises_key("weights.several_sets", folder="drafter", names="aaa.safetensors, zzz.safetensors"):
         load_drafter(folder, model)
 
 
@@ -200,12 +199,10 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
     folder = write_emu3(tmp_path / "target")
     name = min(load_file(folder / ONE))
     save_file({**load_file(folder / TWO), name: torch.zeros(1)}, folder / TWO)
-    message = f"{folder / ONE} and {folder / TWO} both contain the tensor '{name}'"
-    with pytest.raises(AdtError) as raised:
+    with raises_key("tensor.two_files", file=folder / ONE, other=folder / TWO, tensor=name):
         load_target(folder)
-    assert message in str(raised.value) and "keep only the files of one model in the folder" in str(raised.value)
     (folder / INDEX).unlink()
-    with pytest.raises(AdtError, match="both contain the tensor"):
+    with raises_key("tensor.two_files"):
         load_target(folder)
 
 
@@ -213,10 +210,7 @@ def test_a_file_that_does_not_belong_to_the_folders_model(target):
     """If the loader accepted the path of this file, it would load the folder's model, which is in another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
-    with pytest.raises(
-        AdtError,
-        match="model2.safetensors' is not one of the weights files of the model in .*; move it to another folder",
-    ):
+    with raises_key("path.not_weights", path="model2.safetensors"):
         load_target(target / "model2.safetensors")
     (target / "model.safetensors").unlink()
     assert resolve(target / "model2.safetensors", "target") == target

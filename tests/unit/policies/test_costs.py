@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
+from adt_core import Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
@@ -28,6 +28,7 @@ from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundR
 from adt_core.policies.costs import rounded
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
+from tests.raising import raises_key
 
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
 OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1, "gains": {"chain": 0.5}}
@@ -82,7 +83,7 @@ def damaged():
 
 @pytest.mark.parametrize("value", list(damaged()))
 def test_a_damaged_profile_raises_an_error(value):
-    with pytest.raises(AdtError, match="cost profile is damaged"):
+    with raises_key("costs.damaged"):
         CostProfile.from_json(value)
 
 

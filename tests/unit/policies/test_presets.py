@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adt_core import AdtError, Lantern
+from adt_core import Lantern
 from adt_core.lab import paper
 from adt_core.lab.presets import PRESETS, find_preset, listed, presets, read_methods
 from adt_core.models.load import BUNDLED_SAMPLING
@@ -14,6 +14,7 @@ from adt_core.policies import CHOICES, DEFAULT, POLICIES, method_title
 from adt_core.policies.choices import RELAXABLE, RELAXED, expanded
 from adt_core.recipe import Placement, Recipe
 from adt_core.run.resolve import Hardware, resolve_recipe
+from tests.raising import raises_key
 
 CPU = Hardware(torch.device("cpu"))
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,25 +77,25 @@ def test_methods_from_a_file(tmp_path):
     file = tmp_path / "methods.txt"
     file.write_text("# first\neagle2:depth=5\nadt-tree\n", encoding="utf-8")
     assert read_methods(f"@{file}") == ["eagle2:depth=5", "adt-tree"]
-    with pytest.raises(AdtError, match="can't be read"):
+    with raises_key("methods.unreadable"):
         read_methods(f"@{tmp_path / 'missing.txt'}")
     assert listed(f"@{file}") == [f"@{file}"], "an input of a node names no file"
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, key, values",
     [
-        ("magic", "unknown"),
-        ("no-drafting+lantern", "unknown"),
-        ("adt-tree:magic=1", "unknown setting 'magic'"),
-        ("adt-tree:depth=deep", "must be of type int"),
-        ("adt-tree:depth=0", "depth is 0"),
-        ("eagle2:beta=0.5", "unknown setting 'beta'"),
-        ("adt-tree:lantern_delta=0.5", "lantern_delta"),
+        ("magic", "methods.unknown", {"name": "'magic'"}),
+        ("no-drafting+lantern", "methods.unknown", {"name": "'no-drafting+lantern'"}),
+        ("adt-tree:magic=1", "methods.unknown_setting", {"option": "'magic'"}),
+        ("adt-tree:depth=deep", "methods.wrong_type", {"kind": "int"}),
+        ("adt-tree:depth=0", "setting.whole_number", {"input": "depth", "value": "0"}),
+        ("eagle2:beta=0.5", "methods.unknown_setting", {"option": "'beta'"}),
+        ("adt-tree:lantern_delta=0.5", "methods.unknown_setting", {"option": "'lantern_delta'"}),
     ],
 )
-def test_wrong_methods(name, words):
-    with pytest.raises(AdtError, match=words):
+def test_wrong_methods(name, key, values):
+    with raises_key(key, **values):
         find_preset(name, PRESETS, None)
 
 
@@ -158,5 +159,5 @@ def test_paper_measures_both_temperatures_and_fixed_trees_and_writes_its_tables(
     part = paper.BenchmarkArgs(output=tmp_path / "shard", paper=True, shard="1/2")
     assert "run the other shards" in paper.run(part, paper.QualityArgs(), paper.WorkerArgs(), {}, Placement("cpu"))
     assert [name for name, *_ in ran] == ["temperature-0", "temperature-1"], "fixed trees need the results of all"
-    with pytest.raises(AdtError, match="temperature"):
+    with raises_key("paper.fixed", input="temperature"):
         paper.run(args, paper.QualityArgs(), paper.WorkerArgs(), {"temperature": 0.5}, Placement("cpu"))

@@ -263,6 +263,7 @@ MAY_OPEN = {
     "adt_core/app/download.py": "regular files with names of its own, with verified hashes",
     "adt_core/run/images.py": "restricts the image formats",
     "adt_core/app/distributed.py": "the null device",
+    "adt_core/messages.py": "the table of errors",
     "nodes/schema.py": "pages of the pack",
 }
 OTHERS = {"os", "self", "self._window"}

@@ -1,4 +1,7 @@
-"""Tests of messages. Each is an English text with a key and parameters, and needs a translation into every language."""
+"""Tests of messages and errors.
+
+Each is an English text with a key and parameters, and needs a translation into every language.
+"""
 
 import ast
 import json
@@ -8,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.messages import TEMPLATES, Message, Part, find_message, join, message, parts_of
+from adt_core.errors import AdtError, PromptTooLongError
+from adt_core.messages import ERRORS, TEMPLATES, Message, Part, find_message, join, message, parts_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCALES = sorted(path.name for path in (ROOT / "locales").iterdir())
@@ -59,35 +63,100 @@ def test_every_message_is_translated(language):
     assert not wrong
 
 
-OF_COMFYUI = ("Required input is missing", "Value ", "No such file or directory")
-"""Beginnings of errors of ComfyUI and Python."""
+@pytest.mark.parametrize("language", LOCALES)
+def test_translated_errors_are_sentences_like_the_english_ones(language):
+    texts = json.loads((ROOT / "locales" / language / "main.json").read_text(encoding="utf-8"))
+    translated = texts["adtTree"]["messages"]
+    assert [key for key, text in ERRORS.items() if text.endswith(".") != translated[key].endswith(("。", "."))] == []
 
 
-def spoken(node: ast.AST) -> str:
-    r"""Return the text of a string in the source, with \0 for each value that is filled in."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(spoken(part) for part in node.values)
-    return str(node.value) if isinstance(node, ast.Constant) else "\0"
+def test_an_error_spells_its_settings_as_each_surface_does():
+    error = AdtError("keep.everything", keep="0.9", rows=8)
+    assert str(error) == "keep is 0.9, which keeps all 8 rows of tokens; choose a smaller number."
+    assert error.with_inputs("--{}".format).startswith("--keep is 0.9,")
+    assert str(error.renamed(keep="keep_top")).startswith("keep_top is 0.9,")
+    assert (error.key, error.parameters) == ("keep.everything", {"keep": "0.9", "rows": 8})
+    crossed = AdtError("bounds.crossed", input="depth_min", low=9, other="depth_max", high=8)
+    assert crossed.with_inputs(str.upper).startswith("DEPTH_MIN is 9, above DEPTH_MAX 8;")
+
+
+def test_an_error_can_be_a_part_of_another():
+    """The parts stay translatable, and the inner sentence loses its period."""
+    inner = AdtError("keep.everything", keep=1, rows=8)
+    error = AdtError("prompts.in_row", id="'7'", error=inner)
+    assert str(error) == f"prompts: in the row of '7', {inner}"
+    assert error.parameters["error"].parts == inner.message.parts
+    assert error.with_inputs("--{}".format).startswith("--prompts: in the row of '7', --keep is 1,")
+
+
+def test_other_packages_may_raise_their_own_sentence():
+    """Its text is shown as it is."""
+    error = AdtError("my policy: {depth} is no number, {}; use `depth` 3.")
+    assert (error.key, str(error)) == ("", "my policy: {depth} is no number, {}; use depth 3.")
+
+
+def test_values_are_shown_in_one_line_without_control_characters():
+    """They may come from files of somebody else."""
+    error = AdtError("png.no_settings", path="a\n\x1b[2Jb.png")
+    assert str(error).startswith(r"a \u001b[2Jb.png has no") and error.parameters["path"] == r"a \u001b[2Jb.png"
+
+
+def test_workers_pass_errors_on():
+    error = PromptTooLongError("prompt.too_long", tokens=9, model="M", limit=5)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is PromptTooLongError and copy.message.parts == error.message.parts
+    assert (copy.tokens, copy.limit, copy.model) == (9, 5, "M")
+
+
+PARTS = ("kind.", "limit.", "remedy.", "stored.", "title.")
+"""Beginnings of the keys of texts that are values in errors."""
+NO_REMEDY = "conditioning.is_text", "download.no_name", "hub.gated", "output.not_png", "path.not_png"
+"""Errors that say what to do without a semicolon."""
+
+
+def test_an_error_is_one_short_sentence_that_says_what_to_do():
+    """It can be copied: a command at the end has no period. Errors with another error in them leave the rest to it."""
+    for key, text in ERRORS.items():
+        assert len(text) < 300 and text == text.strip() and "\n" not in text, key
+        if key.startswith(PARTS):
+            assert not text.endswith((".", ";")), key
+        else:
+            assert text.endswith((".", "run {command}")) and not text.endswith(".."), key
+            assert "; " in text or "{error}" in text or key in NO_REMEDY, key
+
+
+SOURCES = [*ROOT.glob("nodes/*.py"), *ROOT.glob("adt_core/**/*.py")]
+CALLS = {
+    "AdtError": set(),
+    "PromptTooLongError": set(),
+    "UnknownFormatError": set(),
+    "message": set(),
+    "wrap_library_errors": {"reason"},
+}
+"""Functions whose first argument is a key, and the parameters that they add."""
 
 
 @pytest.fixture(scope="module")
-def said() -> list[list[str]]:
-    """Return all strings of the package and the nodes, each as its pieces between the values that are filled in."""
-    files = [*ROOT.glob("nodes/*.py"), *ROOT.glob("adt_core/**/*.py")]
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    texts = {spoken(node).replace("`", "") for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)}
-    return [[piece.strip(" .") for piece in text.split("\0")] for text in texts]
+def nodes() -> list[ast.AST]:
+    """Return all nodes of the syntax trees of the package and the nodes."""
+    return [node for file in SOURCES for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_every_translated_error_is_one_of_the_package(language, said):
-    """The page finds errors by their English text, so a changed sentence would lose its translation.
+def test_every_key_has_a_use_and_a_template(nodes):
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    assert [key for key in ERRORS if key not in texts] == []
 
-    A sentence can be made of several strings of the source. The longest of them must be a large part of it.
-    """
-    texts = json.loads((ROOT / "locales" / language / "main.json").read_text(encoding="utf-8"))["adtTree"]["errors"]
-    for english, translated in texts.items():
-        assert placeholders(translated) <= placeholders(english), english
-        if not english.startswith(OF_COMFYUI):
-            found = max(len("".join(pieces)) for pieces in said if all(piece in english for piece in pieces))
-            assert found > 0.3 * len(re.sub(r"\{\w+\}", "", english)), english
+
+def test_errors_are_raised_with_a_key_and_exactly_its_parameters(nodes):
+    """A key in a variable comes from a table or a condition; `message` then raises KeyError for a missing parameter."""
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", None) in CALLS]
+    keyed = [call for call in calls if call.args and isinstance(call.args[0], ast.Constant)]
+    for call in keyed:
+        template = TEMPLATES[call.args[0].value]
+        given = {keyword.arg for keyword in call.keywords}
+        expected = placeholders(template) - CALLS[call.func.id]
+        assert None in given or given == expected, (call.args[0].value, given, expected)
+    written = [
+        ast.unparse(call) for call in calls if call.func.id != "message" and isinstance(call.args[0], ast.JoinedStr)
+    ]
+    assert not written, "the sentence belongs into errors.json"

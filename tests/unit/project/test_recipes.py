@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_core import AdtError, Drafting, cli, load_drafter
+from adt_core import Drafting, cli, load_drafter
 from adt_core.drafters import DRAFTERS, NETWORKS, Drafter, NetworkKind, Prefill, Proposer, TreeSizes, Verified
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import (
@@ -37,6 +37,7 @@ from adt_core.settings import setting
 from adt_core.trace import Round
 from tests.command import read_grids, read_lines
 from tests.drafted import run
+from tests.raising import raises_key
 
 DEPTH = 3
 
@@ -261,7 +262,7 @@ def test_one_line_adds_a_drafter_with_files(generate, read_from_files, tiny, cap
 
 
 def test_a_drafter_without_such_a_combination_refuses_the_window(read_from_files, models):
-    with pytest.raises(AdtError, match="does not support the Jacobi window; use 'my.toy'"):
+    with raises_key("drafter.no_window", network="'my.toy'"):
         load_drafter("my.toy+jacobi", models[0])
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
+from adt_core import Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
 from adt_core.run import png_settings
@@ -19,6 +19,7 @@ from adt_core.run.identity import settings_key
 from adt_core.run.images import read_settings
 from tests.command import read_lines
 from tests.drafted import new_decoding, run
+from tests.raising import raises_key
 
 LENGTH, WIDTH, SEED = 23, 50, 7
 COLUMNS = torch.tensor([3, 4, 8, 40, 41, 49])
@@ -145,7 +146,7 @@ def test_prompts_do_not_affect_each_other(models):
 
 def test_an_index_beyond_the_batch_is_rejected(models):
     target, _ = models
-    with pytest.raises(AdtError, match="noise_batch is 2, which is too small for image 4; use 4 or more"):
+    with raises_key("noise_batch.too_small", value=2, least=4):
         new_decoding(
             target,
             [target.encode_prompt("a cat")],

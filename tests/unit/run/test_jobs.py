@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, Sampling
+from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
 from adt_core.run import jobs
 from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.runner import split
+from tests.raising import raises_key
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
@@ -78,5 +79,5 @@ def test_a_list_with_too_many_images_is_refused(monkeypatch):
     monkeypatch.setattr(jobs, "MAX_IMAGES", 5)
     entries = [PromptEntry(str(number), "a cat") for number in range(3)]
     assert JobList(entries[:2], Recipe(), per_prompt=2).count == 4
-    with pytest.raises(AdtError, match="num_images_per_prompt: this makes 6 images, but at most 5 are allowed"):
+    with raises_key("images.too_many", count=6, most=5):
         JobList(entries, Recipe(), per_prompt=2)

@@ -14,7 +14,6 @@ import pytest
 from filelock import FileLock
 
 from adt_core import cli, files
-from adt_core.errors import AdtError
 from adt_core.recipe import Recipe
 from adt_core.run import lines
 from adt_core.run.folder_lock import FolderLock
@@ -22,6 +21,7 @@ from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.lines import ImageLines
 from adt_core.run.store import clashing_images
 from tests.command import read_lines, words
+from tests.raising import raises_key
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 
@@ -159,7 +159,7 @@ def test_an_interrupted_append_is_cut_back(tmp_path, monkeypatch):
     files.add_line(path, "{}")
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(AdtError, match="the disk is full"):
+        with raises_key("file.disk_full"):
             files.add_line(path, '{"a": 1}')
     assert path.read_bytes() == b"{}\n"
 
@@ -233,7 +233,7 @@ def test_a_released_lock_never_deletes_the_lock_of_another_process(tmp_path, mon
     monkeypatch.setattr(lock._lock, "release", handed_over)
     lock.release()
     assert (tmp_path / "lock").exists()
-    with pytest.raises(AdtError, match="another process is writing"):
+    with raises_key("folder.locked"):
         FolderLock(tmp_path, "lock").take()
     other.release()
     assert list(tmp_path.iterdir()) == []
@@ -326,7 +326,7 @@ def test_lines_that_can_not_be_read_are_an_error_with_a_remedy(tmp_path, monkeyp
     written = ImageLines(tmp_path / "t.jsonl", JobList([PromptEntry("1", "a cat")], Recipe()), lambda job: {})
     written.append(JobList([PromptEntry("1", "a cat")], Recipe()).job(1), {"tokens": []})
     monkeypatch.setattr(lines, "bounded_lines", fail)
-    with pytest.raises(AdtError, match="t.jsonl' can't be read .*; delete it, or choose another file."):
+    with raises_key("lines.unreadable", path="t.jsonl"):
         written.finish()
 
 

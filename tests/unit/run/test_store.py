@@ -14,7 +14,6 @@ from PIL import Image
 
 from adt_core import Drafting, Lantern, Loading, Pipeline, Recipe, Sampling, cli, load_drafter, load_target
 from adt_core.drafters import drafter_defaults
-from adt_core.errors import AdtError
 from adt_core.run import identity, images
 from adt_core.run.identity import settings_key
 from adt_core.run.images import parameters_text, read_settings, to_png
@@ -22,6 +21,7 @@ from adt_core.run.jobs import JobList, PromptEntry
 from adt_core.run.store import Identity, PngStore
 from adt_core.version import FORMAT
 from tests.command import read_grids
+from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
@@ -203,7 +203,7 @@ def test_damaged_images_are_refused_and_kept(make, tmp_path, damage):
     (path,) = tmp_path.iterdir()
     path.write_bytes(DAMAGES[damage](path.read_bytes(), path))
     content = path.read_bytes()
-    with pytest.raises(AdtError, match="000001.png.*; choose another folder, or give overwrite"):
+    with raises_key("output.other_image", path="000001.png"):
         store.missing()
     assert path.read_bytes() == content
     again = store_of(make, tmp_path, PROMPTS[:1], overwrite=True)
@@ -217,7 +217,7 @@ def test_images_of_another_format_are_refused_and_kept(make, tmp_path, monkeypat
         run(store, make, batch_size=1)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    with pytest.raises(AdtError, match=f"has format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}"):
+    with raises_key("output.other_image", problem=f"has format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}"):
         store.missing()
     assert path.read_bytes() == content
 
@@ -227,7 +227,7 @@ def test_decompression_bombs_are_refused(make, tmp_path, monkeypatch):
     run(store, make, batch_size=1)
     with monkeypatch.context() as patch:
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # Pillow treats this image as a decompression bomb
-        with pytest.raises(AdtError, match="000001.png"):
+        with raises_key("output.other_image", path="000001.png"):
             store.missing()
     assert store.missing() == []
 
@@ -353,5 +353,5 @@ def test_names_of_folders(tmp_path):
 def test_unwritable_folders_are_reported(make, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     store = store_of(make, tmp_path / "file", PROMPTS[:1])
-    with pytest.raises(AdtError, match="can't be written.*finished results were kept"):
+    with raises_key("file.not_writable"):
         run(store, make, batch_size=1)

@@ -83,13 +83,13 @@ class Pack:
             return node.PREPARE_CLASS_CLONE({"hidden_inputs": {}}).execute(**inputs).args
         return getattr(node(), node.FUNCTION)(**inputs)
 
-    def fails(self, kind: str, **inputs) -> str:
-        """Run a node that must fail. Check that it writes no file, and return the error message."""
+    def fails(self, kind: str, **inputs) -> ValueError:
+        """Run a node that must fail. Check that it writes no file, and return the error."""
         before = set(self.base.rglob("*"))
         with pytest.raises(self.AdtError) as error:
             self.run(kind, **inputs)
         assert set(self.base.rglob("*")) == before, "something was written"
-        return str(error.value)
+        return error.value
 
     def refused(self, kind: str, **inputs) -> list[str]:
         """Return the errors that ComfyUI finds in a node's inputs before a run. The list may be empty.

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.raising import raises_key
+
 LAYERS = 8
 NAMES = "eight-a", "eight-b"
 
@@ -209,7 +211,7 @@ def test_two_models_in_turns(pack, card, eight, expected):
 
 def test_too_little_memory_for_two_layers_is_refused(pack, card, eight):
     card.size = eight.beside + eight.others + 2 * eight.size
-    with pytest.raises(pack.AdtError, match=f"{NAMES[0]} needs .* GiB with its working memory, and cpu:0 has 0.0 GiB"):
+    with raises_key("gpu.too_small", title=NAMES[0], device="cpu:0", total="0.0"):
         eight.draw()
 
 

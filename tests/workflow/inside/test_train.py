@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.raising import raises_key
+
 pytestmark = pytest.mark.long
 PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
 QUICK = {
@@ -98,16 +100,20 @@ def test_prompts_are_typed_or_read_from_a_file(pack, train):
 
 
 @pytest.mark.parametrize(
-    "inputs, error",
+    "inputs, key, values",
     [
-        ({"prompts": ["a cat", "a dog"]}, "prompts: 'the list' has 2 captions, but 4 are needed"),
-        ({"name": "small"}, "name: '.*small' contains a model that was not trained here"),
-        ({"steps": 3, "seed": 5, "name": "first"}, "name: '.*first' was started with seed 0, but now it is 5"),
-        ({"start": "jacobi"}, "start: 'jacobi' is not an EAGLE drafter"),
+        ({"prompts": ["a cat", "a dog"]}, "training.too_few_captions", {"source": "prompts: 'the list'", "count": 2}),
+        ({"name": "small"}, "output.other_model", {"folder": "small"}),
+        (
+            {"steps": 3, "seed": 5, "name": "first"},
+            "output.other_options",
+            {"folder": "first", "options": "seed 0, but now it is 5"},
+        ),
+        ({"start": "jacobi"}, "drafter.no_eagle", {"input": "start", "path": "jacobi"}),
     ],
 )
-def test_bad_inputs(pack, small, train, inputs, error):
+def test_bad_inputs(pack, small, train, inputs, key, values):
     if "start" in inputs:
         inputs = {**inputs, "start": small.drafters["jacobi"]}
-    with pytest.raises(pack.AdtError, match=error):
+    with raises_key(key, **values):
         train(**{"name": "refused", **inputs})
