@@ -20,17 +20,27 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
-from ..adt_core.app.csv_tables import to_csv
-from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app import domain_warning, to_csv
 from ..adt_core.errors import PromptTooLongError, shown
 from ..adt_core.files import write_in
 from ..adt_core.messages import join, message, parts_of
-from ..adt_core.run.identity import digest
-from ..adt_core.run.images import is_keyword, named_folder, read_pixels
-from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
-from ..adt_core.run.stats import IMAGE_STATS
-from ..adt_core.run.store import Identity, PngStore, existing_images, file_name
-from ..adt_core.run.truncation import INVALID_MODES, RAISE
+from ..adt_core.run import (
+    IMAGE_STATS,
+    INVALID_MODES,
+    RAISE,
+    Identity,
+    Job,
+    JobList,
+    PngStore,
+    PromptEntry,
+    digest,
+    existing_images,
+    file_name,
+    fit_jobs,
+    is_keyword,
+    named_folder,
+    read_pixels,
+)
 from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, show_images, show_line, tell
 from .drafting import AUTO, drafting_input
@@ -381,7 +391,7 @@ def read_jobs(
     left_out: dict[Job, str] = {}
     for job in whole:
         try:
-            fitting, unfit = fit([job], pipeline.check_prompt, invalid_prompts)
+            fitting, unfit = fit_jobs([job], pipeline.check_prompt, invalid_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{job.id}': {str(error).rstrip('.')}, {remedy}.") from error

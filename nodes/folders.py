@@ -16,11 +16,10 @@ from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import one_line, shown
 from ..adt_core.files import is_device, is_hidden, is_writable, list_visible, parse_json, read_text
-from ..adt_core.models.downloads import Published
+from ..adt_core.models import STAGE, Published, find_published, name_of, published, published_at
 from ..adt_core.models.glm_pixels import KIND
-from ..adt_core.models.load import find_published, published
-from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
-from ..adt_core.run.checkpoints import default_drafter, is_target_config, is_target_file
+from ..adt_core.run import default_drafter, is_target_config, is_target_file
+from ..adt_core.settings import BUNDLED
 from .extra_paths import default_folders
 
 # keys of `extra_model_paths.yaml`
@@ -193,7 +192,7 @@ def check_name(name: str, input_id: str = "name") -> None:
 
 def drafter_for(model: str) -> str:
     """Return the name or path of the drafter that `AUTO` selects. `model` is the path of the target model."""
-    row = find_published(name_of(Path(model)))
+    row = published_at(model)
     wanted = row.drafter.folder if row is not None and row.drafter is not None else None
     return next((path for path in drafters().values() if os.path.basename(path) == wanted), default_drafter(model))
 

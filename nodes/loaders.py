@@ -9,12 +9,9 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, load_target
 from ..adt_core.messages import message
-from ..adt_core.models.allocation import companion_bytes, image_bytes
-from ..adt_core.models.load import FAMILIES
-from ..adt_core.models.quantised import check_device
-from ..adt_core.models.streamed import layer_bytes
+from ..adt_core.models import FAMILIES, beside_bytes, check_device, image_bytes
 from ..adt_core.recipe import AUTO
-from ..adt_core.run.resolve import choose_dtype
+from ..adt_core.run import choose_dtype
 from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
@@ -145,8 +142,7 @@ class ADTTreeModelLoader(io.ComfyNode):
         decoder = manage(
             target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model", target.decoder
         )
-        drafter = 2 * layer_bytes(target.decoder)
-        decoder.tell_expected(image_bytes(target), companion_bytes(target) + drafter)
+        decoder.tell_expected(image_bytes(target), beside_bytes(target))
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
         text = None
         if target.text_encoder is not None:

@@ -13,16 +13,11 @@ from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..adt_core import AdtError, Decoding, Lantern, Pipeline, PromptTooLongError, Sampling
-from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app import domain_warning
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message, parts_of
-from ..adt_core.models.load import BUNDLED_SAMPLING
-from ..adt_core.models.target import PublishedSampling
-from ..adt_core.run.jobs import Job
-from ..adt_core.run.previews import Previews
-from ..adt_core.run.resolve import resolve_recipe
-from ..adt_core.run.runner import Progress, Resident
-from ..adt_core.run.truncation import RAISE, TRUNCATE, fit_prompt
+from ..adt_core.models import BUNDLED_SAMPLING, PublishedSampling
+from ..adt_core.run import RAISE, TRUNCATE, Job, Previews, Progress, Resident, fit_prompt, resolve_recipe
 from ..adt_core.settings import UPSTREAM
 from .clip_and_vae import read_prompt, read_sources, text_encoder
 from .comfy_runtime import check_cancelled, hardware, preview_side, tell

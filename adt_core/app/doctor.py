@@ -44,7 +44,7 @@ def run(given: Mapping[str, Any], placement: Placement) -> str:
         AdtError: If the model or its drafter cannot be loaded.
     """
     recipe = resolve_recipe(given, Hardware.of(placement.device))
-    return diagnose(prepare(Pipeline.of(recipe, placement))).page
+    return diagnose(prepare_diagnosis(Pipeline.of(recipe, placement))).page
 
 
 def allow_kernels() -> None:
@@ -53,7 +53,7 @@ def allow_kernels() -> None:
         first_use.forget(torch.device("cuda", index))
 
 
-def prepare(
+def prepare_diagnosis(
     pipeline: Pipeline, check: Check | None = None, progress: Callable[[float, str], None] | None = None
 ) -> DiagnosticSetup:
     """Encode the test prompts, and return what :func:`diagnose` measures.

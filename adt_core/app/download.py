@@ -172,13 +172,13 @@ def _parts(row: Published, home: Path, drafters: Path) -> list[DownloadPart]:
     return [*(DownloadPart(part, home) for part in row.downloads), *drafter]
 
 
-def terms(parts: Sequence[DownloadPart]) -> Message:
+def download_terms(parts: Sequence[DownloadPart]) -> Message:
     """Return the licences of parts, and the page of the first part, where gated models are accepted."""
     downloads = [part.download for part in parts]
     return message("download.licence", licence=licences(downloads), page=page_of(downloads[0].repository))
 
 
-def download(parts: Sequence[DownloadPart], report: Report, check: Check) -> None:
+def download_parts(parts: Sequence[DownloadPart], report: Report, check: Check) -> None:
     """Download the missing files of a model. An interrupted download is resumed.
 
     Args:
@@ -547,7 +547,7 @@ def run(name: str, to: Path | None = None) -> str:
     """
     parts = find_parts(name, to or default_folder())
     own = parts[0]
-    tqdm.write(f"{own.download.name}: {terms(parts)}", file=sys.stderr)
+    tqdm.write(f"{own.download.name}: {download_terms(parts)}", file=sys.stderr)
     with tqdm(unit="B", unit_scale=True, leave=False) as bar:
 
         def report(progress: DownloadProgress) -> None:
@@ -557,5 +557,5 @@ def run(name: str, to: Path | None = None) -> str:
             bar.n = progress.done
             bar.refresh()
 
-        download(parts, report, lambda: None)
+        download_parts(parts, report, lambda: None)
     return f"{own.download.name} is complete: {own.folder if own.download.folder else own.home / own.download.name}"

@@ -26,7 +26,6 @@ from ..models.target import Target
 from ..models.torch_state import own_torch_state
 from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
-from . import pool
 from .budget import Budget
 from .conditions import Conditions
 from .device.costs import Costs
@@ -223,7 +222,7 @@ class Decoding:
                 prepare = self._forget_captured_rounds
             except (MemoryError, RuntimeError) as error:
                 prepare = self._free_memory
-                is_least = self.batch_size == 1 and not pool.held_bytes(self.target.decoder)
+                is_least = self.batch_size == 1 and not self.target.decoder.pool_bytes
                 if is_least or not is_out_of_memory(error):
                     raise
             # Drop both references, so that the slots' tensors can be freed. Python has already deleted the exception.
@@ -233,13 +232,13 @@ class Decoding:
 
     def _forget_captured_rounds(self) -> None:
         """Free the pool, whose graphs may contain kernels that are off now, and fix the new conditions."""
-        pool.release(self.target.decoder)
+        self.target.decoder.free_pool()
         self._fix_conditions()
 
     def _free_memory(self) -> None:
         """Free the pool of slots. If the pool is empty, halve `batch_size`."""
-        if pool.held_bytes(self.target.decoder):
-            pool.release(self.target.decoder)
+        if self.target.decoder.pool_bytes:
+            self.target.decoder.free_pool()
         else:
             self.batch_size //= 2
             images = f"{self.batch_size} images" if self.batch_size > 1 else "one image"

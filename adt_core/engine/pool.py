@@ -63,23 +63,13 @@ def put(decoder: Decoder, slots: Slots) -> None:
     sets.pop(slots.plan, None)
     sets[slots.plan] = slots
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-    while len(sets) > MAX_POOLED or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
+    while len(sets) > MAX_POOLED or len(sets) > 1 and decoder.pool_bytes > MEMORY_SHARE * memory:
         del sets[next(iter(sets))]
 
 
 def take(decoder: Decoder, plan: Hashable) -> Slots | None:
     """Remove the slots of a plan from the pool and return them; None if the pool has no such slots."""
     return decoder.pooled_slots.pop(plan, None)
-
-
-def release(decoder: Decoder) -> None:
-    """Free the pool, for example before the weights are moved."""
-    decoder.pooled_slots.clear()
-
-
-def held_bytes(decoder: Decoder) -> int:
-    """Return the bytes of device memory that `release` would free."""
-    return sum(slots.num_bytes for slots in pooled(decoder))
 
 
 def pooled(decoder: Decoder) -> list[Slots]:

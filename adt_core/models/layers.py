@@ -450,6 +450,15 @@ class Decoder(nn.Module):
         """Return the layers in the order of a pass. Each is in the memory of the device until the next one."""
         return self.layers if self.stream is None else self.stream.over(self.layers)
 
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of device memory that `free_pool` would free."""
+        return sum(slots.num_bytes for slots in self.pooled_slots.values())
+
+    def free_pool(self) -> None:
+        """Free the unused batch slots and their graphs, for example before the weights are moved."""
+        self.pooled_slots.clear()
+
     def first_layer(self) -> nn.Module:
         """Return the first layer. It is in the memory of the device until the next pass."""
         return self.layers[0] if self.stream is None else self.stream.fetched(self.layers[0])

@@ -180,7 +180,7 @@ def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
             refuse_layout(place)
             raise
     except AdtError as error:
-        row = find_published(name_of(Path(path))) if role == "target" else None
+        row = published_at(path) if role == "target" else None
         if row is None:
             raise
         raise AdtError(
@@ -211,6 +211,11 @@ def find_published(name: str) -> Published | None:
         name: Name of the model's folder or file.
     """
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
+
+
+def published_at(path: str | Path) -> Published | None:
+    """Return the published model that a checkpoint contains according to the name of its folder or file, or None."""
+    return find_published(name_of(Path(path)))
 
 
 def published() -> list[Published]:

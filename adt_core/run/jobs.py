@@ -134,7 +134,7 @@ class JobList:
         return tuple((name, value) for name, value in settings if usual[name] != value)
 
 
-def fit(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
+def fit_jobs(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
     """Shorten or leave out prompts that the model cannot read.
 
     Args:

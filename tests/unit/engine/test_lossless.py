@@ -187,7 +187,7 @@ def decode_row(row, loaded, launched):
         profile=costs("chain", "window", "both") if row["method"] == "auto" else None,
     )
     captured = captures(target, tape)
-    pool.release(target.decoder)
+    target.decoder.free_pool()
     assert not get_runtime().graph_failures and (not replayed or row["kept"] == "all but one" or captured)
     return expected, drafted
 

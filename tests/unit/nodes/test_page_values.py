@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from adt_core.app.prompts import FILES
+from adt_core.app.prompts import PROMPT_FILES
 from adt_core.policies import CHOICES, DEFAULT, PLAIN, POLICIES
 from adt_core.version import WORKFLOW_FORMAT
 
@@ -41,5 +41,5 @@ def test_other_values_of_the_nodes():
     rules = re.search(r'"(factor [^"]+)" : "(delta [^"]+)"', (PAGE / "recipes.js").read_text(encoding="utf-8"))
     assert 'LANTERN, LANTERN_PLUS = "{1}", "{0}"'.format(*rules.groups()) in lantern
     (typed,) = texts(constant("prompts.js", "TYPED"))
-    assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(FILES)
+    assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(PROMPT_FILES)
     assert constant("format.js", "FORMAT") == str(WORKFLOW_FORMAT)
