@@ -384,7 +384,7 @@ def test_benchmark_makes_the_papers_tables(pack, small, monkeypatch):
     """The node and the command write the same files. A metric's weights are chosen from the folder for them."""
     clip = write_clip(pack.base / "models" / "ar_image_metrics" / "tiny-clip")
     asked = {"prompts": small.PROMPT, "count": 1, "seed": 5, "drafter": small.drafters["small"]}
-    bench = pack.package(".nodes.benchmark").bench
+    bench = pack.package(".adt_core.lab.benchmark")
     monkeypatch.setattr(bench, "WARM_UP", 1)
     monkeypatch.setattr(pack.package(".nodes.benchmark").paper, "TEMPERATURES", (1.0,))  # one of two, to save time
     before = set(pack.base.glob("output/adt_tree_benchmark/*"))
