@@ -126,6 +126,7 @@ TEMPLATES = {
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
     "training.left": "; about {seconds} s left",
+    "weights.checking": "Checking the weights of {name}",
     "weights.pageable": "The system can't pin the main memory, so a pass takes about twice as long.",
     "weights.streamed": "{resident} of {total} GiB on the GPU, the rest is streamed: about {seconds} s a pass.",
 }
