@@ -18,8 +18,8 @@ from ..adt_core.models.glm_pixels import GUIDANCE, PIXELS, STEPS, SourceImage
 from . import folders
 from .clip_and_vae import cropped, read_prompt, read_sources, to_image, to_picture
 from .comfy_runtime import Progress, check_cancelled, drop_unused_results, hardware, tell
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
+from .missing_models import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .schema import Tooltips, schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
 from .weights import loaded, manage

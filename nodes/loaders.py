@@ -16,8 +16,8 @@ from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
 from .comfy_runtime import check_cancelled, drop_unused_results, hardware, refusal, tell
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
+from .missing_models import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .weights import manage

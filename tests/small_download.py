@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from adt_core.app.download import PART, STATE, DownloadPart, DownloadProgress, download_parts
-from adt_core.models.downloads import Download
+from adt_core.models.repositories import Download
 
 MODEL = Download("someone/model", 1, "MIT", "model")
 CODEC = Download("someone/codecs", 0.1, "MIT", "", ("codec.pt",))

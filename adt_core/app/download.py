@@ -30,10 +30,10 @@ from tqdm import tqdm
 from ..errors import AdtError, Check, shown
 from ..files import inside, is_device, opened, parse_json, read_text, refuse_links, regular, to_json, write_in, writing
 from ..messages import Message, message
-from ..models.downloads import Download, Published, in_gigabytes, licences, page_of
 from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
-from ..run.checkpoints import default_folder
+from ..models.repositories import Download, Published, in_gigabytes, licences, page_of
+from ..run.model_files import default_folder
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
 STATE = ".adt-tree-download"

@@ -18,10 +18,10 @@ from ..errors import AdtError, shown
 from ..files import write, write_json
 from ..recipe import AUTO
 from ..run import tars
-from ..run.checkpoints import model_files
 from ..run.images import check_outputs
 from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
+from ..run.model_files import model_files
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import PART_FACTOR, public_name, split
 from ..run.stats import ComparedTotals

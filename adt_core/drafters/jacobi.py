@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode, check_fit
-from ..policies.costs import CostEstimate
+from ..policies.cost_profile import CostEstimate
 from ..rules.noise import Noise
 from ..rules.sampling import is_finite
 from ..rules.tree import DraftTree, chain

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode
-from ..policies.costs import CostEstimate
+from ..policies.cost_profile import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
 from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified

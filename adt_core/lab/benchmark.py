@@ -35,8 +35,8 @@ from ..models.target import Target
 from ..policies import DEFAULT, PLAIN, RELAXED
 from ..recipe import Placement, Recipe
 from ..run import race
-from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
+from ..run.model_files import model_files
 from ..run.pipeline import Pipeline
 from ..run.resolve import Hardware, choose_device, resolve_recipe
 from ..settings import BUNDLED

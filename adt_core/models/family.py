@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .downloads import Download, Published
 from .reading.checkpoint import Checkpoint
 from .reading.entries import Entry
+from .repositories import Download, Published
 from .target import Prompter, PublishedSampling, Target
 
 

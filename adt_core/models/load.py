@@ -12,13 +12,13 @@ from ..files import LARGEST_LIST, parse_json, read_text
 from ..settings import BUNDLED, RAM, Lantern
 from .allocation import allocate
 from .disk import stream_from_files
-from .downloads import Published
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import check_device, quantise
 from .reading.checkpoint import Checkpoint, NoWeights
 from .reading.entries import Entry, check_entries, fill
 from .reading.paths import home_of, name_of, resolve
+from .repositories import Published
 from .target import PublishedSampling, Target, Words
 from .torch_state import own_torch_state
 from .unsupported import refuse_kind, refuse_layout

@@ -2,7 +2,7 @@
 
 from .base import NO_DRAFTS, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
 from .choices import CHOICES, RELAXED, method_title
-from .costs import CostProfile
+from .cost_profile import CostProfile
 from .methods import ADT_TREE, DEFAULT, EAGLE2, PLAIN, POLICIES, Drafting, check_fit, options
 
 __all__ = ["ADT_TREE", "CHOICES", "DEFAULT", "EAGLE2", "NO_DRAFTS", "PLAIN", "POLICIES", "RELAXED", "Context"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..settings import Settings, choice, fraction
 from ..trace import Round
-from .costs import CostEstimate, CostProfile, Curve, interpolated
+from .cost_profile import CostEstimate, CostProfile, Curve, interpolated
 
 if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
     from torch import Tensor

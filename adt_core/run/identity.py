@@ -22,7 +22,7 @@ from ..rules.upstream import noise_device
 from ..runtime import get_runtime
 from ..settings import UPSTREAM
 from ..version import FORMAT
-from .checkpoints import model_files
+from .model_files import model_files
 from .runner import Runner
 
 DIGEST_BYTES = 16

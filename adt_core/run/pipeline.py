@@ -28,11 +28,11 @@ from ..models.load import find_published, load_target
 from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Placement, Recipe
 from ..settings import MAX_BATCH_SIZE, RAM, Option, plain
-from .checkpoints import default_folder
 from .extensions import add_installed
 from .images import read_settings
 from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
+from .model_files import default_folder
 from .png_settings import read_values
 from .previews import preview
 from .resolve import Hardware, choose_device, resolve_recipe

@@ -17,7 +17,7 @@ import pytest
 
 from adt_core import AdtError
 from adt_core.app.download import PART, STATE, DownloadPart, download_parts
-from adt_core.models.downloads import Download
+from adt_core.models.repositories import Download
 from tests.hub import COMMIT
 from tests.odd_answers import listing
 from tests.small_download import CODEC, COMPLETE, MODEL, REPOSITORIES, WEIGHTS, state

@@ -10,9 +10,9 @@ import pytest
 
 from adt_core import AdtError, cli
 from adt_core.app.download import DownloadPart, find_parts, progress_message, terms
-from adt_core.models.downloads import in_gigabytes
 from adt_core.models.load import find_published, published
-from adt_core.run import checkpoints
+from adt_core.models.repositories import in_gigabytes
+from adt_core.run import model_files
 
 ROOT = Path(__file__).resolve().parents[3]
 WEIGHTS = random.Random(1).randbytes(1_000_000)
@@ -113,10 +113,10 @@ def test_a_name_or_list_is_required(wrong, capsys):
 
 
 def test_default_folder_is_in_comfyui(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoints, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
-    assert checkpoints.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
-    monkeypatch.setattr(checkpoints, "ROOT", tmp_path / "src" / "ADT-Tree")
-    assert checkpoints.default_folder() == Path("models/ar_image")
+    monkeypatch.setattr(model_files, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
+    assert model_files.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
+    monkeypatch.setattr(model_files, "ROOT", tmp_path / "src" / "ADT-Tree")
+    assert model_files.default_folder() == Path("models/ar_image")
 
 
 def test_portable_python(tmp_path):

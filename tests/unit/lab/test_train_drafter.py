@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.lab.training import checkpoint
 from adt_core.lab.training import drafter as command
+from adt_core.lab.training import training_state
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.unroll import read, unroll
 from adt_core.run.folder_lock import FolderLock
@@ -60,7 +60,7 @@ def table(folder):
 
 
 def weights(folder):
-    return checkpoint.read(folder / "training" / "checkpoint.safetensors")["model"]
+    return training_state.read(folder / "training" / "checkpoint.safetensors")["model"]
 
 
 def with_and_without(target, drafter):

@@ -25,7 +25,7 @@ from adt_core.models.batch_invariance import TILE
 from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shape
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
-from adt_core.policies.costs import rounded
+from adt_core.policies.cost_profile import rounded
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 

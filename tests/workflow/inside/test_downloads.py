@@ -46,7 +46,7 @@ def folders(pack):
 
 @pytest.fixture
 def downloading(pack):
-    return pack.package(".nodes.downloading")
+    return pack.package(".nodes.missing_models")
 
 
 def listed(pack):
