@@ -20,12 +20,12 @@ TEMPLATES = {
     "benchmark.progress": "{done} of {count} prompts, {number} of {methods} methods, now {method}",
     "benchmark.relaxed": "Changed by LANTERN: {methods}.",
     "benchmark.warm_up": "Warming up, {number} of {methods} methods, now {method}",
-    "check.differs": "Same image: no ({methods}).",
-    "check.faster": "About {ratio} times as fast. Keep Auto.",
-    "check.progress": "{number} of {count} methods, now {method}",
-    "check.same": "Same image: yes.",
-    "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
-    "check.too_slow": "This model is too slow here to compare speeds.",
+    "diagnostics.differs": "Same image: no ({methods}).",
+    "diagnostics.faster": "About {ratio} times as fast. Keep Auto.",
+    "diagnostics.progress": "{number} of {count} methods, now {method}",
+    "diagnostics.same": "Same image: yes.",
+    "diagnostics.slower": "About {ratio} times as fast. Set drafting to No drafting.",
+    "diagnostics.too_slow": "This model is too slow here to compare speeds.",
     "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
     "overflow, choose 'int8 weights'",
     "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} prompts "

@@ -84,7 +84,7 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
     bar: list[Progress] = []
     licence = download_terms(parts)
 
-    def report(progress: DownloadProgress) -> None:
+    def on_progress(progress: DownloadProgress) -> None:
         total = progress.total or 1
         text = join([progress.message, licence], "; ")
         if not bar or bar[0].total != total:
@@ -95,7 +95,7 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
             bar[0].say(text)
 
     with telling_what_is_kept(lambda: kept_message(parts)):
-        download_parts(parts, report, check_cancelled)
+        download_parts(parts, on_progress, check_cancelled)
     tell(message("download.done", model=parts[0].download.name), logging.INFO, is_lasting=False)
     send(_EVENT, offered_downloads(), None)
 

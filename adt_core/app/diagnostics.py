@@ -182,7 +182,7 @@ class Diagnostics:
             if self.runs and time.monotonic() - began > MAX_SECONDS:
                 self.left_out.append(name)
                 continue
-            line = message("check.progress", number=number, count=len(methods), method=method_title(name))
+            line = message("diagnostics.progress", number=number, count=len(methods), method=method_title(name))
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)

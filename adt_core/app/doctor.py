@@ -66,8 +66,8 @@ def prepare_diagnosis(
     return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
-class Report(NamedTuple):
-    """Report on a model.
+class Diagnosis(NamedTuple):
+    """Findings on a model.
 
     Attributes:
         verdict: One line: whether the image stays the same, how much faster it is, and what to choose.
@@ -78,7 +78,7 @@ class Report(NamedTuple):
     page: str
 
 
-def diagnose(subject: DiagnosticSetup) -> Report:
+def diagnose(subject: DiagnosticSetup) -> Diagnosis:
     """Measure a loaded model and return the report."""
     results = Diagnostics(subject)
     verdict = _verdict(results)
@@ -95,16 +95,16 @@ def diagnose(subject: DiagnosticSetup) -> Report:
     }
     title = f"ADT-Tree {VERSION}: {subject.target.name} on this machine"
     sections = ("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)
-    return Report(verdict, "\n\n".join([f"**{verdict}**", title, *sections]))
+    return Diagnosis(verdict, "\n\n".join([f"**{verdict}**", title, *sections]))
 
 
 def _verdict(results: Diagnostics) -> Message:
     differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
-    same = message("check.differs", methods=join(differing, ", ")) if differing else message("check.same")
+    same = message("diagnostics.differs", methods=join(differing, ", ")) if differing else message("diagnostics.same")
     speed = results.speedups.get("auto")
     if speed is None:
-        return join((same, message("check.too_slow")))
-    key = "check.faster" if speed.value >= 1 else "check.slower"
+        return join((same, message("diagnostics.too_slow")))
+    key = "diagnostics.faster" if speed.value >= 1 else "diagnostics.slower"
     return join((same, message(key, ratio=f"{speed.value:.1f}"), speed.remark))
 
 

@@ -2,7 +2,7 @@
 
 A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain round is the time of a
 target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is the cost in plain
-rounds, from the cost profile of the device (:mod:`.costs`). w(n) is the expected number of tokens per image:
+rounds, from the cost profile of the device (:mod:`.cost_profile`). w(n) is the expected number of tokens per image:
 
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
