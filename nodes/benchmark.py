@@ -160,7 +160,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         compare: str = MAIN,
         **sampling,
     ) -> io.NodeOutput:
-        lantern = lantern or model.target.published.lantern
+        lantern = lantern or model.target.published_sampling.lantern
         weights = dict(clip=clip, hps=hps, aesthetic=aesthetic, inception=inception, real_images=real_images)
         run = prepare(model, drafter=drafter, lantern=lantern, preset=preset, **sampling)
         chosen = sample([prompt.text for prompt in non_blank(read(prompts, "prompts"))], count, seed=0)

@@ -192,8 +192,8 @@ def prepare(
         chosen["noise"] = NOISES.get(chosen["noise"], chosen["noise"])
     text = negative if isinstance(negative, str) else ""
     given = {"model": model.path, **target.loaded, **chosen, "negative_prompt": text}
-    custom = BUNDLED_SAMPLING._replace(lantern=target.published.lantern)
-    published = custom if preset == CUSTOM else target.published
+    custom = BUNDLED_SAMPLING._replace(lantern=target.published_sampling.lantern)
+    published = custom if preset == CUSTOM else target.published_sampling
     notes = (_ignored(published, sampling) if preset == OWN else "",)
     run = Run(model, Pipeline(target), given, published, notes=notes)
     run = run.drafted(drafter, settings=settings, lantern=lantern, drafting=drafting)

@@ -100,7 +100,7 @@ class ImageQueue:
     def _enter_all(self) -> Slots:
         """Let the next images enter all slots.
 
-        Slots with the same plan (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
+        Slots with the same layout (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
         from the pool.
 
         Returns:
@@ -109,24 +109,24 @@ class ImageQueue:
         request = self._request
         count = min(self._max_batch_size, len(self._waiting))
         self._drafter = request.active_drafter if self._drafts() else None
-        plan = pool.plan_of(request, count, self._drafter)
+        layout = pool.layout_of(request, count, self._drafter)
         before = self.slots
-        if request.replayed and (before is None or before.plan != plan):
+        if request.replayed and (before is None or before.layout != layout):
             self.leave()
-            before = self.slots = pool.take(request.target.decoder, plan)
-        if before is not None and before.plan == plan:
+            before = self.slots = pool.take(request.target.decoder, layout)
+        if before is not None and before.layout == layout:
             before.restart(self._enter(count))
             return before
         before = self.slots = None  # free the memory of the old slots before allocating new ones
         slots = self._enter(count, request.cache_length)
-        slots.plan = plan
+        slots.layout = layout
         return slots
 
     def leave(self) -> None:
         """End the decoding. If rounds are replayed (on a GPU), put the slots into the pool for the next decoding."""
         slots = self.slots
         self.slots = None
-        if slots is not None and slots.plan is not None and self._request.replayed:
+        if slots is not None and slots.layout is not None and self._request.replayed:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:

@@ -349,7 +349,7 @@ class Decoder(nn.Module):
             engine sets it when decoding starts.
         pads_single_row: Whether a product of one row is computed with two rows. The engine sets it when decoding
             starts, if float32 products of two or more rows are batch-invariant on this CPU.
-        pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
+        pooled_slots: Unused batch slots by layout, oldest first. Only :mod:`..engine.pool` uses them. They are freed
             together with the weights.
         stream: A :class:`.streamed.LayerStream`, if some layers are not in the memory of the device, else None.
         flats: Main memory of layers that are or were streamed, by index. Only :mod:`.streamed` uses it.

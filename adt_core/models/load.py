@@ -99,7 +99,7 @@ def load_target(
     target = target_of(open_checkpoint(path), device, dtype, check, weights, exact, device_memory, memory)
     if str(path) == BUNDLED:
         target.name = BUNDLED
-        target.published = BUNDLED_SAMPLING
+        target.published_sampling = BUNDLED_SAMPLING
         target.words = bundled_words()
         target.prompter.name = "the bundled model"
     return target
@@ -135,7 +135,7 @@ def target_of(
     entries = family.entries(target, checkpoint)
     fill([entry for entry in entries if not entry.parameter.is_meta], checkpoint, check, filled)
     stream_from_files(target, family.entries, checkpoint, check)
-    target.published = family.sampling
+    target.published_sampling = family.sampling
     target.trained = family.trained
     return target
 

@@ -215,7 +215,9 @@ class Pipeline(Runner):
             raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
         _check_names(options, set(Recipe.names()) - set(FIXED))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
-        recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
+        recipe = resolve_recipe(
+            given, Hardware.of(self.target.decoder.embedding.device), self.target.published_sampling
+        )
         recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)._with_drafter()
 

@@ -118,7 +118,7 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
         cases = {
             "alone": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
             "four at once": (decode_rounds(drafted.decoding(PROMPTS)), expected),
-            "alone again, after the other plan": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "alone again, after the other layout": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
             "continued": (decode_rounds(drafted.decoding(PROMPTS[:1], kept=half[:1])), expected[:1]),
         }
     for what, (codes, reference) in cases.items():

@@ -325,7 +325,9 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
 
     Prompts from versions without a preset must keep their numbers.
     """
-    own = small.model.target.published._replace(guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
+    own = small.model.target.published_sampling._replace(
+        guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors"
+    )
     monkeypatch.setattr(small.model.target, "published", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
 

@@ -51,7 +51,7 @@ def test_image_equals_the_engines(small, given, asked):
 def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
     """The images of a batch must equal a batch of the original script."""
     chosen = {"preset": preset, "noise": "upstream"}
-    own = {} if preset == "custom" else small.model.target.published._asdict()
+    own = {} if preset == "custom" else small.model.target.published_sampling._asdict()
     sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance_scale", "top_p") if own}}
     expected = small.expected(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
     np.testing.assert_array_equal(small.vectors(batch_size=2, **chosen), expected)
@@ -79,7 +79,10 @@ def test_lantern_image_equals_the_engines(pack, small, values):
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(drafting="Auto + LANTERN", drafter=None)
     figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
-    assert figures["lantern"]["delta"] == small.model.target.published.lantern.delta and figures["method"] == "auto"
+    assert (
+        figures["lantern"]["delta"] == small.model.target.published_sampling.lantern.delta
+        and figures["method"] == "auto"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
