@@ -66,11 +66,11 @@ FOLDER = "adt_tree_batches"
 MANIFEST = "manifest.csv"
 _LISTED = "file", "id", "prompt", "seed"
 """Columns of the manifest, which names the prompt of each image file also without a report."""
-OWN, SAME, STEPPED = "per image", "same", "increment"
+PER_IMAGE, SAME, STEPPED = "per image", "same", "increment"
 """Values of the input `seed_mode`.
 
-`OWN`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use the
-same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
+`PER_IMAGE`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use
+the same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
 """
 CHUNK = 4
 """Default number of images that are decoded together."""
@@ -132,7 +132,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
                 io.Int.Input("batch_size", default=CHUNK, min=1, max=256),
-                io.Combo.Input("seed_mode", options=[OWN, SAME, STEPPED], default=OWN, optional=True),
+                io.Combo.Input("seed_mode", options=[PER_IMAGE, SAME, STEPPED], default=PER_IMAGE, optional=True),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
@@ -364,7 +364,7 @@ def read_jobs(
     ids: list | None,
     seeds: list | None,
     pipeline: Pipeline,
-    seed_mode: str = OWN,
+    seed_mode: str = PER_IMAGE,
     invalid_prompts: str = RAISE,
 ) -> tuple[JobList, list[Job], dict[Job, str]]:
     """Return the list of all prompts, the images to generate, and the prompts for which no image is generated.

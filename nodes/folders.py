@@ -24,7 +24,7 @@ from .extra_paths import default_folders
 
 # keys of `extra_model_paths.yaml`
 MODELS_KEY, DRAFTERS_KEY, METRICS_KEY = "ar_image_models", "ar_image_drafters", "ar_image_metrics"
-_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METRICS_KEY: "ar_image_metrics"}
+_FOLDER_NAMES = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METRICS_KEY: "ar_image_metrics"}
 """Name of the pack's own folder in ComfyUI's folder of models, by key."""
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
@@ -46,9 +46,9 @@ _DEPTH = 3  # levels below a model folder: <user's folder>/<organisation>/<model
 def register() -> None:
     """Add the pack's folders in `models` to ComfyUI's model folders.
 
-    Users can add further folders in `extra_model_paths.yaml`, with the keys in `_OWN`.
+    Users can add further folders in `extra_model_paths.yaml`, with the keys in `_FOLDER_NAMES`.
     """
-    for key in _OWN:
+    for key in _FOLDER_NAMES:
         folder_paths.add_model_folder_path(key, _own(key))
 
 
@@ -241,7 +241,7 @@ def _roots(key: str) -> list[str]:
 
 
 def _own(key: str) -> str:
-    return os.path.join(folder_paths.models_dir, _OWN[key])
+    return os.path.join(folder_paths.models_dir, _FOLDER_NAMES[key])
 
 
 def _home(key: str) -> Path:

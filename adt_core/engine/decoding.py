@@ -24,7 +24,7 @@ from ..kernels import choice, first_use
 from ..kernels.choice import KernelError
 from ..models.target import Target
 from ..models.torch_state import own_torch_state
-from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
+from ..policies import PLAIN_SHAPE, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
 from .budget import Budget
 from .conditions import Conditions
@@ -311,8 +311,8 @@ def _watched(decoding: Decoding, rounds: Generator[Round, None, None]) -> Genera
 def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
     """Return the maximum size of the next draft tree of every slot, as chosen by the policy."""
     if slots.proposer is None:
-        return [NO_DRAFTS] * len(slots)
+        return [PLAIN_SHAPE] * len(slots)
     every = zip(slots.images, slots.positions, slots.active)
     active = [ActiveImage(image, position) for image, position, is_active in every if is_active]
     chosen = map(slots.request.cut, policy.choose(active))
-    return [next(chosen) if is_active else NO_DRAFTS for is_active in slots.active]
+    return [next(chosen) if is_active else PLAIN_SHAPE for is_active in slots.active]

@@ -50,7 +50,7 @@ from torch import Tensor
 from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
-from ..policies import NO_DRAFTS, Shape
+from ..policies import PLAIN_SHAPE, Shape
 from ..rules.sampling import certainty, top_probability_and_entropy
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
@@ -307,7 +307,7 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     number of drafts stays the same, and its drafts below the new depth are excluded on the device.
     """
     if remaining <= 0:
-        return NO_DRAFTS
+        return PLAIN_SHAPE
     depth = min(shape.depth, remaining)
     branches = max(shape.drafts - shape.depth, 0)
     drafts = shape.drafts if shape.tree else min(shape.drafts, depth + branches)

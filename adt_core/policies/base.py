@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     mode: str = ""
 
 
-NO_DRAFTS = Shape(0, 1, 0)
+PLAIN_SHAPE = Shape(0, 1, 0)
 """Shape of a tree without drafts."""
 _PROPOSAL_HELP = (
     "coupled: draft with the noise that the model samples with, so far more drafts are accepted. top-k: draft the "

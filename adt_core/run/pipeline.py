@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from .options import ImageOptions, ListOptions, LoadingOptions, PngOptions, RecipeOptions
 
-FIXED = ("model", "drafter", *Loading.fields())
+SET_BY_LOAD = ("model", "drafter", *Loading.fields())
 """Options that :meth:`Pipeline.load` determines."""
 _PRECISION = ("dtype", "exact", "weights")
 _COUNTS = {
@@ -210,10 +210,10 @@ class Pipeline(Runner):
         """
         if not options:
             return self
-        fixed = [name for name in options if name in FIXED]
+        fixed = [name for name in options if name in SET_BY_LOAD]
         if fixed:
             raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
-        _check_names(options, set(Recipe.names()) - set(FIXED))
+        _check_names(options, set(Recipe.names()) - set(SET_BY_LOAD))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
         recipe = resolve_recipe(
             given, Hardware.of(self.target.decoder.embedding.device), self.target.published_sampling

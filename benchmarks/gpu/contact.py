@@ -29,7 +29,7 @@ from adt_core.policies import PLAIN
 from . import device
 from .device import Case, seconds_of, spread, the_device
 from .models import (
-    BOTH,
+    MERGED,
     SEVEN_B,
     TITLES,
     WINDOW,
@@ -145,7 +145,7 @@ def cases(rehearse: bool) -> list[Case]:
     """Return the cases of this part. The most important cases are first, in case the time does not suffice for all."""
     found = [
         ("images, bf16", partial(_images, None)),
-        (f"company, {BOTH}", partial(_company, BOTH)),
+        (f"company, {MERGED}", partial(_company, MERGED)),
         ("products", _products),
         ("images, int8", partial(_images, "int8")),
         ("page, native", partial(_page, "native")),

@@ -37,7 +37,7 @@ from . import device
 
 ADT_TREE = "adt-tree"
 WINDOW = "jacobi"
-BOTH = "merged"
+MERGED = "merged"
 LANTERN = f"adt-tree{RELAXED}"
 TITLES = {
     PLAIN: "plain",
@@ -45,7 +45,7 @@ TITLES = {
     ADT_TREE: "ADT-Tree",
     "static:naive_extend_57": "fixed tree of 57",
     WINDOW: "window",
-    BOTH: "network and window",
+    MERGED: "network and window",
     "auto": "auto",
     LANTERN: "ADT-Tree, LANTERN",
 }

@@ -184,7 +184,7 @@ def decode_row(row, loaded, launched):
         negatives=negative and [target.encode_prompt(negative)] * 3,
         lantern=value["lantern"],
         image_indices=range(3),
-        profile=costs("chain", "window", "both") if row["method"] == "auto" else None,
+        profile=costs("chain", "window", "merged") if row["method"] == "auto" else None,
     )
     captured = captures(target, tape)
     target.decoder.free_pool()
