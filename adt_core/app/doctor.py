@@ -174,13 +174,13 @@ def kernels(subject: DiagnosticSetup) -> list[str]:
 
 
 def _plain(results: Diagnostics) -> list[str]:
-    step = results.plain.step
+    seconds = results.plain.round_seconds
     decoder = results.subject.target.decoder
     read = _num_bytes(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
-    rate = read / step
+    rate = read / seconds
     return [
-        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GiB of weights: {rate / 2**30:.3g} GiB/s, "
-        f"{rate / results.rate:.0%} of this device's copy rate."
+        f"A plain round takes {1000 * seconds:.3g} ms and reads {read / 2**30:.2f} GiB of weights: "
+        f"{rate / 2**30:.3g} GiB/s, {rate / results.rate:.0%} of this device's copy rate."
     ]
 
 
@@ -270,10 +270,10 @@ def _block(results: Diagnostics) -> list[str]:
         f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(subject)}",
         f"{subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
+        f"plain {1000 * results.plain.round_seconds:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
         f"took {results.seconds:.0f} s",
         *(
-            f"{name}: {run.tokens:.2f} tokens, {1000 * run.step:.3g} ms, {same[name]}"
+            f"{name}: {run.tokens:.2f} tokens, {1000 * run.round_seconds:.3g} ms, {same[name]}"
             for name, (run, _) in results.runs.items()
         ),
         f"differences: {', '.join(results.exact.differing) or 'none'}; "

@@ -146,8 +146,8 @@ class ImageQueue:
         request = self._request
         slots = self._new_slots(images, cache_length)
         rows = slots.rows
-        step = rows.prefill()
-        features = prefill(slots, step)
+        metadata = rows.prefill()
+        features = prefill(slots, metadata)
         z = logits(slots, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
         first = add_noise(slots, z, 0)[:, 0].argmax(-1)
         given = request.kept.tokens[images, request.start].to(first.device)
@@ -157,7 +157,7 @@ class ImageQueue:
         if self._drafter is not None:
             slots.proposer = self._drafter.proposer(request.context(), rows, slots.noise)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(request.target.decoder.image_ids[first[:, None]])], 1)
-            slots.proposer.begin(Prefill(features, ids, step, z, request.start))
+            slots.proposer.begin(Prefill(features, ids, metadata, z, request.start))
         self._entered(slots, time.perf_counter() - started)
         slots.prepare_noise()
         return slots

@@ -210,7 +210,7 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
     steps = slots.advances
     if size == 1:  # the usual case, with fewer operations
         tokens = roots.codes[:, None]
-        features = last = forward(slots, tokens, slots.rows.step(roots, 0, 0, None))
+        features = last = forward(slots, tokens, slots.rows.metadata(roots, 0, 0, None))
     else:
         runs = slots.run_lengths
         steps = (runs + 1) * steps
@@ -248,7 +248,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
         The target's features and scores at all nodes, and the accepted path of each image.
     """
     request = slots.request
-    features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
+    features = forward(slots, tree.tokens, slots.rows.metadata(slots.roots, 0, tree.depths, tree.ancestors))
     z = logits(slots, features, tree.depths)
     scores = add_noise(slots, z, tree.depths)
     emitted, finite = emitted_codes(scores)
