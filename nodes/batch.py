@@ -323,7 +323,7 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
             tokens = earlier * length + step.done
             line = message("batch.progress", done=len(done), count=len(batch.jobs), tokens=tokens, total=total)
             progress.update(tokens, line)
-            remark = step.decoding.exact.remark
+            remark = step.decoding.invariance.remark
     unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
     line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
     progress.say(join((line, _relaxed(run.pipeline, records)), ""))

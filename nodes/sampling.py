@@ -149,7 +149,7 @@ class Run(Resident):
 
     def tell_remarks(self, decoding: Decoding) -> None:
         """Show remarks on the settings, the prompt, the image size and the device after a decoding."""
-        if remarks := join((domain_warning(self.model.target, [self.prompt]), *self.notes, decoding.exact.remark)):
+        if remarks := join((domain_warning(self.model.target, [self.prompt]), *self.notes, decoding.invariance.remark)):
             tell(remarks)
 
 

@@ -165,7 +165,7 @@ class Diagnostics:
             another image.
         turn_tokens: Number of tokens of the image that each method decodes in a turn.
         left_out: Names of the methods that were skipped to save time.
-        exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
+        invariance: Result of the trial of batch-invariant mode (`engine.device.invariance`).
         products: Result of the trial of float32 products (`engine.device.products`).
         rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
         seconds: Duration of all measurements.
@@ -270,7 +270,7 @@ class Diagnostics:
                         is_counted = not decoding.trace.rounds[-1].prepared
             if is_slow:
                 break
-        self.exact = decoding.exact
+        self.invariance = decoding.invariance
         self.products = product_report(decoding.request)
         return _summarise(decoding, count, counter)
 

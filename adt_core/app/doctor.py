@@ -135,7 +135,7 @@ def _model(results: Diagnostics) -> list[str]:
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
-        has_far = results.exact.fallback is None or results.exact.fallback.far
+        has_far = results.invariance.fallback is None or results.invariance.fallback.far
         near = near_window(subject.device, decoder.dtype, config.head_dim) if has_far else None
         far = "all keys are summed in float64" if near is None else f"keys beyond {near} use a fast kernel"
         lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")
@@ -225,10 +225,10 @@ def _methods(results: Diagnostics) -> list[str]:
 def _identity(results: Diagnostics) -> list[str]:
     differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
     lines = []
-    if results.exact.differing:
+    if results.invariance.differing:
         lines.append(
-            f"Tokens that are processed {' or '.join(results.exact.differing)} differ in the last bits from tokens "
-            f"that are processed one by one. {results.exact.remark} Please report this."
+            f"Tokens that are processed {' or '.join(results.invariance.differing)} differ in the last bits from "
+            f"tokens that are processed one by one. {results.invariance.remark} Please report this."
         )
     if not differing:
         tested = " that was tested" if results.left_out else ""
@@ -276,7 +276,7 @@ def _block(results: Diagnostics) -> list[str]:
             f"{name}: {run.tokens:.2f} tokens, {1000 * run.round_seconds:.3g} ms, {same[name]}"
             for name, (run, _) in results.runs.items()
         ),
-        f"differences: {', '.join(results.exact.differing) or 'none'}; "
+        f"differences: {', '.join(results.invariance.differing) or 'none'}; "
         f"graphs: {graphs.disabled_reason(decoder) or 'as usual'}; "
         f"products: {', '.join(product_settings()) or 'as usual'}; "
         f"Triton kernels: {_kernel_summary(subject)}",

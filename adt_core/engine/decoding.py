@@ -114,9 +114,9 @@ class Decoding:
         return [image for image, active in zip(slots.images, slots.active) if active] if slots else []
 
     @property
-    def exact(self) -> InvarianceReport:
+    def invariance(self) -> InvarianceReport:
         """Result of the trial of batch-invariant mode (:mod:`.device.invariance`). It is empty before iteration."""
-        return self._conditions.exact
+        return self._conditions.invariance
 
     @property
     def threads(self) -> ThreadChoice:
@@ -181,7 +181,7 @@ class Decoding:
         with own_torch_state():
             self._fix_conditions()
         self._queue = queue = ImageQueue(
-            self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
+            self.request, lambda: self._policy.begin() and self.invariance.is_drafting, self._record_first_tokens
         )
         queue.begin(list(range(self.images)), self.batch_size)
         try:

@@ -98,7 +98,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
                 "captures": len(captures),
                 "seconds of captures": sum(captures),
                 "MiB of captures": captured_bytes / 2**20,
-                "exact mode": decoding.exact.remark or "as usual",
+                "exact mode": decoding.invariance.remark or "as usual",
             }
 
 

@@ -216,7 +216,7 @@ def _decode_block(
                 rounds[on, method].seconds.append(stream.seconds())
         for method, stream in streams.items():
             rounds[on, method].activity = stream.profiled(profiled)
-            rounds[on, method].remark = stream.decoding.exact.remark
+            rounds[on, method].remark = stream.decoding.invariance.remark
             rounds[on, method].graphs_off = disabled_reason(target.decoder)
             stream.close()
         return verdicts()

@@ -65,7 +65,7 @@ def smoke(operation: str, weights: str, rehearse: bool) -> dict:
     found = [verdict for verdict in verdicts() if verdict.operation == operation]
     rejected = [verdict.reason for verdict in found if not verdict.uses_kernel]
     faults = [verdict.reason for verdict in found if verdict.is_fault]
-    remarks = [decoding.exact.remark for decoding in decodings if decoding.exact.remark]
+    remarks = [decoding.invariance.remark for decoding in decodings if decoding.invariance.remark]
     used = bool(found) and not rejected
     missing = missing_support(target.decoder.embedding.device)
     return {
