@@ -18,8 +18,8 @@ from .errors import AdtError, shown
 
 BUNDLED = "bundled"
 """Name of the target model that this node pack contains, and of the drafter for this model."""
-UPSTREAM = "upstream"
-"""Value of the setting `noise` for the noise of the model authors' scripts."""
+ORIGINAL_SCRIPT = "original-script"
+"""Value of the setting `noise` for the noise of the model authors' original scripts."""
 RAM = "ram"
 DISK = "disk"
 """Values of the setting `memory`: layers that do not fit stay in main memory, or are read from the model's files."""
@@ -283,13 +283,14 @@ class Sampling(Settings):
         3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, metavar="S"
     )
     noise: str = choice(
-        "own",
-        "own: the same image on every device. upstream: the image that the authors' script makes with this seed.",
-        ("own", UPSTREAM),
+        "adt-tree",
+        "adt-tree: the same image on every device. original-script: the image that the authors' script makes with this "
+        "seed.",
+        ("adt-tree", ORIGINAL_SCRIPT),
     )
     noise_batch: int | None = integer(
         None,
-        "Batch size of the authors' script, for upstream noise (default: the images of a prompt).",
+        "Batch size of the authors' script, for its noise (default: the images of a prompt).",
         1,
         MAX_BATCH_SIZE,
         metavar="N",
@@ -311,7 +312,7 @@ class Sampling(Settings):
         `noise` and `noise_batch` are included only for the noise of the authors' scripts. Batch folders are named by a
         digest of these values. So folders that were made before these two settings existed keep their names.
         """
-        omitted = () if self.noise == UPSTREAM else ("noise", "noise_batch")
+        omitted = () if self.noise == ORIGINAL_SCRIPT else ("noise", "noise_batch")
         return {name: value for name, value in self.flat().items() if name not in omitted}
 
 

@@ -42,8 +42,9 @@ FORMER_NAMES = {
     "--guidance-scale": "--cfg",
     "--num-images-per-prompt": "--batch-size",
     "no-drafting": "autoregressive",
+    "original-script": "upstream",
 }
-"""Former names of options and methods. Where `--batch-size` had this meaning, today's was `--at-once`."""
+"""Former names of options, methods and values. Where `--batch-size` had this meaning, today's was `--at-once`."""
 
 
 class Checkout:

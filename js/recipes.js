@@ -28,7 +28,7 @@ const WORKFLOWS = ["workflow", "prompt"]; // keywords of ComfyUI's own texts
 const LARGEST = 2 ** 28; // bytes of a file that is read
 const CUSTOM = "custom";
 const METHODS = { "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" }; // as in choices.py
-const NOISES = { upstream: "original script" }; // as in nodes/sampling.py
+const NOISES = { "original-script": "original script" }; // as in nodes/sampling.py
 
 /** The settings in an image file; null if ComfyUI opens the file itself, {} if the settings are damaged. */
 async function recipeIn(file) {

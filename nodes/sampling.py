@@ -18,7 +18,7 @@ from ..adt_core.errors import shown
 from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models import BUNDLED_SAMPLING, PublishedSampling
 from ..adt_core.run import RAISE, TRUNCATE, Job, Previews, Progress, Resident, fit_prompt, resolve_recipe
-from ..adt_core.settings import UPSTREAM
+from ..adt_core.settings import ORIGINAL_SCRIPT
 from .clip_and_vae import read_prompt, read_sources, text_encoder
 from .comfy_runtime import check_cancelled, hardware, preview_side, tell
 from .drafting import AUTO, check_same_model, drafting_options, own_drafter, own_path
@@ -32,7 +32,7 @@ _NEGATIVE_PROMPT = "Negative prompt"
 
 MODEL_DEFAULT, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
+NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}
 """Value of the input `noise` -> `Sampling.noise`."""
 
 

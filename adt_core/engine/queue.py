@@ -16,8 +16,8 @@ from ..drafters import Drafter, Prefill
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..rules.noise import KeyedNoise, Noise, NoiseKind
-from ..rules.upstream import UpstreamNoise
-from ..settings import UPSTREAM
+from ..rules.script_noise import ScriptNoise
+from ..settings import ORIGINAL_SCRIPT
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
@@ -192,12 +192,12 @@ class ImageQueue:
         """Return the generator of noise for all images. The noise has the dtype and the device of `like`."""
         request = self._request
         target = self._request.target
-        if request.sampling.noise != UPSTREAM:
+        if request.sampling.noise != ORIGINAL_SCRIPT:
             return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
         # The model's original script samples header tokens before the first image token, but not after kept tokens.
         before = 0 if request.start else target.script_header
-        return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
+        return ScriptNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
         """Return the lookup tables. They are made at the first call, and all images share them."""

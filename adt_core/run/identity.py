@@ -18,9 +18,9 @@ from ..errors import Check
 from ..messages import message
 from ..models.layers import Decoder
 from ..models.streamed import named_tensors
-from ..rules.upstream import noise_device
+from ..rules.script_noise import noise_device
 from ..runtime import get_runtime
-from ..settings import UPSTREAM
+from ..settings import ORIGINAL_SCRIPT
 from ..version import FORMAT
 from .model_files import model_files
 from .runner import Runner
@@ -66,7 +66,7 @@ def settings_key(pipeline: Runner, check: Check | None = None) -> str:
         drafter = weights_digest("drafter", network, paths, check, announce)
     content = recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter)
     content |= {"kept": list(recipe.kept), "sources": list(recipe.sources)}
-    if recipe.sampling.noise == UPSTREAM:
+    if recipe.sampling.noise == ORIGINAL_SCRIPT:
         content["noise_device"] = noise_device(target.decoder.embedding.device)
     return digest({**content, "format": FORMAT})
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import AdtError
 from ..recipe import Recipe
-from ..settings import UPSTREAM
+from ..settings import ORIGINAL_SCRIPT
 from .truncation import fit_prompt
 
 MAX_IMAGES = 10**6
@@ -123,7 +123,7 @@ class JobList:
             number: Number of the image in the list, from 1. It may belong to another shard.
         """
         entry = self.prompts[(number - 1) // self.per_prompt]
-        has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != UPSTREAM
+        has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != ORIGINAL_SCRIPT
         index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
         seed = self.recipe.sampling.seed if entry.seed is None else entry.seed
         own = Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)

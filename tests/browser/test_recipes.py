@@ -24,7 +24,7 @@ RECIPE = {
     "top_k": 40,
     "top_p": 0.9,
     "guidance_scale": 3.5,
-    "noise": "own",
+    "noise": "adt-tree",
     "method": "adt-tree",
     "image_index": 2,
     "lantern_k": 100,

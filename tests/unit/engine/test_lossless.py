@@ -54,7 +54,7 @@ AXES = {
     "kept": {
         "nothing": 0,
         "one": 1,
-        "own": 9,
+        "adt-tree": 9,
         "other": 11,
         "all but one": -1,
         "own, holes": (7, 2),
