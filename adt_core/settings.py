@@ -336,11 +336,11 @@ class Lantern(Settings):
     delta: float = fraction(0.1, "LANTERN: maximum probability moved per token; 0 is exact.", name="lantern_delta")
     factor: float | None = number(
         None,
-        "LANTERN++: limit, as a multiple of the draft's probability; 1 is exact.",
+        "LANTERN++: limit, as a multiple of the draft's probability (lambda in the paper); 1 is exact.",
         1.0,
         1e6,
         step=0.1,
-        name="lantern_lambda",
+        name="lantern_factor",
     )
     max_substitution: float = fraction(
         1.0, "Maximum share of tokens that may differ from the exact sample; 1 sets no limit."
@@ -358,14 +358,14 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
         given: Values by their names in files and on the command line. Other settings are ignored.
 
     Returns:
-        The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_lambda` is given.
+        The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_factor` is given.
 
     Raises:
         AdtError: If both are given, or a value is not valid.
     """
-    rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
+    rules = [name for name in ("lantern_delta", "lantern_factor") if given.get(name) is not None]
     if len(rules) > 1:
-        raise AdtError("`lantern_delta` and `lantern_lambda` can't be used together; give only one.")
+        raise AdtError("`lantern_delta` and `lantern_factor` can't be used together; give only one.")
     lantern = Lantern.of(given)  # also checks the other values if there is no rule
     return lantern if rules else None
 
@@ -373,7 +373,7 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
 def flat_lantern(lantern: Lantern | None) -> dict[str, Any]:
     """Return the settings of relaxed acceptance as a dictionary that :func:`read_lantern` can read.
 
-    `lantern_delta` or `lantern_lambda` is None if its rule is not used. Both are None for exact acceptance.
+    `lantern_delta` or `lantern_factor` is None if its rule is not used. Both are None for exact acceptance.
     """
     flat = (lantern or Lantern()).flat()
     if lantern is None or lantern.factor is not None:

@@ -40,6 +40,7 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 FORMER_NAMES = {
     "--drafts": "--nodes",
     "--guidance-scale": "--cfg",
+    "--lantern-factor": "--lantern-lambda",
     "--num-images-per-prompt": "--batch-size",
     "no-drafting": "autoregressive",
     "original-script": "upstream",

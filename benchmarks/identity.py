@@ -41,7 +41,7 @@ MERGED = "--drafter bundled+jacobi"
 ADT_TREE = "--method adt-tree"
 FIXED = "--method eagle2"
 DELTA = "--lantern-delta 0.1"
-FACTOR = "--lantern-lambda 2 --lantern-k 50"
+FACTOR = "--lantern-factor 2 --lantern-k 50"
 RUNS = {
     "plain": "--method no-drafting",
     "plain, several at once": "--method no-drafting --batch-size 3",

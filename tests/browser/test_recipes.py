@@ -29,7 +29,7 @@ RECIPE = {
     "image_index": 2,
     "lantern_k": 100,
     "lantern_delta": None,
-    "lantern_lambda": None,
+    "lantern_factor": None,
     "max_substitution": 1.0,
 }
 DROP = """async ([data, name]) => {

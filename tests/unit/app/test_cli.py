@@ -256,7 +256,7 @@ def assert_refused(result, *named, code=1):
         ({"method": "static:wide"}, ["--method", "static:wide", "naive_extend_57"]),
         ({"drafter": "bundled+jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
         ({"drafter": "jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
-        ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
+        ({"lantern_delta": 0.1, "lantern_factor": 2}, ["--lantern-delta", "--lantern-factor"]),
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
         ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "image"]),
