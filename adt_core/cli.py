@@ -22,6 +22,7 @@ from .app import args, config_file
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, library_error, one_line, substitute_inputs
 from .recipe import Loading, Placement, Recipe, method_options
 from .run.extensions import add_installed
+from .runtime import get_runtime
 from .settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
 from .version import VERSION
@@ -42,8 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     escape_unencodable()
-    with tolerant_stderr():
-        return _run(argv)
+    runtime = get_runtime()
+    before = runtime.notify
+    runtime.notify = _tell
+    try:
+        with tolerant_stderr():
+            return _run(argv)
+    finally:
+        runtime.notify = before
 
 
 def _run(argv: list[str]) -> int:
@@ -62,6 +69,13 @@ def _run(argv: list[str]) -> int:
         code = 2 if isinstance(error, UsageError) else 1
     print(message, file=sys.stderr)
     return code
+
+
+def _tell(text: str) -> None:
+    """Print a line above the progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(one_line(text), file=sys.stderr)
 
 
 def _message(error: Exception) -> str:

@@ -28,12 +28,6 @@ TEMPLATES = {
     "benchmark.warm_up": "Warming up, {number} of {methods} methods, now {method}",
     "card.float16": "float16, because this card has no bfloat16 and too little memory for float32; if numbers "
     "overflow, choose 'int8 weights'",
-    "check.differs": "Same image: no ({methods}).",
-    "check.faster": "About {ratio} times as fast. Keep Auto.",
-    "check.progress": "{number} of {count} methods, now {method}",
-    "check.same": "Same image: yes.",
-    "check.slower": "About {ratio} times as fast. Set drafting to No drafting.",
-    "check.too_slow": "This model is too slow here to compare speeds.",
     "choices.unbalanced": "Prompt {id}: a brace of {text} has no counterpart, so it stays in the text ({count} "
     "prompts with such braces).",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
@@ -48,6 +42,12 @@ TEMPLATES = {
     "device.products": "To keep the image unchanged, this device uses smaller matrix products, which is slower.",
     "device.products_and_attention": "To keep the image unchanged, this device uses smaller matrix products and "
     "attention without the fast kernel, which is slower.",
+    "diagnostics.differs": "Same image: no ({methods}).",
+    "diagnostics.faster": "About {ratio} times as fast. Keep Auto.",
+    "diagnostics.progress": "{number} of {count} methods, now {method}",
+    "diagnostics.same": "Same image: yes.",
+    "diagnostics.slower": "About {ratio} times as fast. Set drafting to No drafting.",
+    "diagnostics.too_slow": "This model is too slow here to compare speeds.",
     "download.checking": "Checking files that are already there",
     "download.done": "{model} is downloaded",
     "download.kept": "{kept} {unit} kept. Press Run to resume.",
@@ -133,6 +133,7 @@ TEMPLATES = {
     "training.left": "; about {seconds} s left",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
+    "weights.checking": "Checking the weights of {name}",
     "weights.pageable": "The system can't pin the main memory, so a pass takes about twice as long.",
     "weights.streamed": "{resident} of {total} GiB on the GPU, the rest is streamed: about {seconds} s a pass.",
 }

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .policies.choices import RELAXABLE, RELAXED
-from .policies.costs import CostProfile
+from .policies.cost_profile import CostProfile
 from .policies.methods import DEFAULT, POLICIES, Drafting
 from .policies.methods import options as drafting_options
 from .settings import (

@@ -18,8 +18,8 @@ from .errors import AdtError, shown
 
 BUNDLED = "bundled"
 """Name of the target model that this node pack contains, and of the drafter for this model."""
-UPSTREAM = "upstream"
-"""Value of the setting `noise` for the noise of the model authors' scripts."""
+ORIGINAL_SCRIPT = "original-script"
+"""Value of the setting `noise` for the noise of the model authors' original scripts."""
 RAM = "ram"
 DISK = "disk"
 """Values of the setting `memory`: layers that do not fit stay in main memory, or are read from the model's files."""
@@ -287,13 +287,14 @@ class Sampling(Settings):
         3.0, "Scale of classifier-free guidance; 1 is off.", 0.0, 100.0, step=0.1, metavar="S"
     )
     noise: str = choice(
-        "own",
-        "own: the same image on every device. upstream: the image that the authors' script makes with this seed.",
-        ("own", UPSTREAM),
+        "adt-tree",
+        "adt-tree: the same image on every device. original-script: the image that the authors' script makes with this "
+        "seed.",
+        ("adt-tree", ORIGINAL_SCRIPT),
     )
     noise_batch: int | None = integer(
         None,
-        "Batch size of the authors' script, for upstream noise (default: the images of a prompt).",
+        "Batch size of the authors' script, for its noise (default: the images of a prompt).",
         1,
         MAX_BATCH_SIZE,
         metavar="N",
@@ -315,7 +316,7 @@ class Sampling(Settings):
         `noise` and `noise_batch` are included only for the noise of the authors' scripts. Batch folders are named by a
         digest of these values. So folders that were made before these two settings existed keep their names.
         """
-        omitted = () if self.noise == UPSTREAM else ("noise", "noise_batch")
+        omitted = () if self.noise == ORIGINAL_SCRIPT else ("noise", "noise_batch")
         return {name: value for name, value in self.flat().items() if name not in omitted}
 
 
@@ -339,11 +340,11 @@ class Lantern(Settings):
     delta: float = fraction(0.1, "LANTERN: maximum probability moved per token; 0 is exact.", name="lantern_delta")
     factor: float | None = number(
         None,
-        "LANTERN++: limit, as a multiple of the draft's probability; 1 is exact.",
+        "LANTERN++: limit, as a multiple of the draft's probability (lambda in the paper); 1 is exact.",
         1.0,
         1e6,
         step=0.1,
-        name="lantern_lambda",
+        name="lantern_factor",
     )
     max_substitution: float = fraction(
         1.0, "Maximum share of tokens that may differ from the exact sample; 1 sets no limit."
@@ -361,12 +362,12 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
         given: Values by their names in files and on the command line. Other settings are ignored.
 
     Returns:
-        The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_lambda` is given.
+        The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_factor` is given.
 
     Raises:
         AdtError: If both are given, or a value is not valid.
     """
-    rules = [name for name in ("lantern_delta", "lantern_lambda") if given.get(name) is not None]
+    rules = [name for name in ("lantern_delta", "lantern_factor") if given.get(name) is not None]
     if len(rules) > 1:
         raise AdtError("lantern.both")
     lantern = Lantern.of(given)  # also checks the other values if there is no rule
@@ -376,7 +377,7 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
 def flat_lantern(lantern: Lantern | None) -> dict[str, Any]:
     """Return the settings of relaxed acceptance as a dictionary that :func:`read_lantern` can read.
 
-    `lantern_delta` or `lantern_lambda` is None if its rule is not used. Both are None for exact acceptance.
+    `lantern_delta` or `lantern_factor` is None if its rule is not used. Both are None for exact acceptance.
     """
     flat = (lantern or Lantern()).flat()
     if lantern is None or lantern.factor is not None:

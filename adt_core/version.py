@@ -2,7 +2,7 @@
 
 VERSION = "0.2.0"
 """As in pyproject.toml and js/preferences.js."""
-FORMAT = 2
+FORMAT = 3
 """Number of the format of PNG settings, traces and batch folders.
 
 A file of another number is refused. Increase it when the meaning of a file changes, or the noise of a seed.

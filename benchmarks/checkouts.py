@@ -40,10 +40,12 @@ The program reads lines from standard input. Each line is a JSON list of argumen
 FORMER_NAMES = {
     "--drafts": "--nodes",
     "--guidance-scale": "--cfg",
+    "--lantern-factor": "--lantern-lambda",
     "--num-images-per-prompt": "--batch-size",
     "no-drafting": "autoregressive",
+    "original-script": "upstream",
 }
-"""Former names of options and methods. Where `--batch-size` had this meaning, today's was `--at-once`."""
+"""Former names of options, methods and values. Where `--batch-size` had this meaning, today's was `--at-once`."""
 
 
 class Checkout:

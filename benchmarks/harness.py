@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from adt_core import Lantern, Pipeline, Recipe, Sampling
-from adt_core.lab.benchmark import Benchmark, BenchmarkWorker, measure
+from adt_core.lab.benchmark import Benchmark, BenchmarkWorker, measure_missing
 from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.quality import ImageMetric, Scores
 from adt_core.models.load import BUNDLED_SAMPLING
@@ -94,4 +94,4 @@ def compared(
     benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})
     worker = BenchmarkWorker(benchmark, benchmark.pipelines(bundled()))
     with tempfile.TemporaryDirectory() as folder:
-        return list(measure(worker, Path(folder)))
+        return list(measure_missing(worker, Path(folder)))

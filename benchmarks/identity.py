@@ -37,11 +37,11 @@ FIELDS = tuple("image position depth_asked width_asked depth width drafts accept
 CHAIN = "--method eagle2 --depth 16 --width 1 --drafts 16"
 PRUNED = "--depth 6 --width 3 --drafts 10 --expand-above 0.3 --keep-above 0.05"
 WINDOW = "--drafter jacobi"
-BOTH = "--drafter bundled+jacobi"
+MERGED = "--drafter bundled+jacobi"
 ADT_TREE = "--method adt-tree"
 FIXED = "--method eagle2"
 DELTA = "--lantern-delta 0.1"
-FACTOR = "--lantern-lambda 2 --lantern-k 50"
+FACTOR = "--lantern-factor 2 --lantern-k 50"
 RUNS = {
     "plain": "--method no-drafting",
     "plain, several at once": "--method no-drafting --batch-size 3",
@@ -78,11 +78,11 @@ RUNS = {
     "jacobi, several at once": f"{WINDOW} {FIXED} --batch-size 3",
     "jacobi, continued": f"{WINDOW} {FIXED} --continue-from {IMAGE} --keep 0.5",
     "jacobi, temperature 0": f"{WINDOW} {FIXED} --temperature 0",
-    "bundled+jacobi": f"{BOTH} {FIXED}",
-    "bundled+jacobi, adt-tree": f"{BOTH} --method adt-tree",
-    "bundled+jacobi, LANTERN delta": f"{BOTH} {FIXED} {DELTA}",
-    "bundled+jacobi, several at once": f"{BOTH} {FIXED} --batch-size 3",
-    "bundled+jacobi, no guidance": f"{BOTH} {FIXED} --guidance-scale 1",
+    "bundled+jacobi": f"{MERGED} {FIXED}",
+    "bundled+jacobi, adt-tree": f"{MERGED} --method adt-tree",
+    "bundled+jacobi, LANTERN delta": f"{MERGED} {FIXED} {DELTA}",
+    "bundled+jacobi, several at once": f"{MERGED} {FIXED} --batch-size 3",
+    "bundled+jacobi, no guidance": f"{MERGED} {FIXED} --guidance-scale 1",
     "auto": "--method auto",
     "auto, jacobi": f"{WINDOW} --method auto",
 }

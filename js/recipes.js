@@ -28,7 +28,7 @@ const WORKFLOWS = ["workflow", "prompt"]; // keywords of ComfyUI's own texts
 const LARGEST = 2 ** 28; // bytes of a file that is read
 const CUSTOM = "custom";
 const METHODS = { "adt-tree": "ADT-Tree", eagle2: "EAGLE-2", "no-drafting": "No drafting" }; // as in choices.py
-const NOISES = { upstream: "original script" }; // as in nodes/sampling.py
+const NOISES = { "original-script": "original script" }; // as in nodes/sampling.py
 
 /** The settings in an image file; null if ComfyUI opens the file itself, {} if the settings are damaged. */
 async function recipeIn(file) {
@@ -83,12 +83,12 @@ function addNegative(sampler, loader, text) {
 
 /** LANTERN changes the image, so its numbers are needed. */
 function addLantern(sampler, recipe) {
-  const isPlus = typeof recipe.lantern_lambda === "number";
+  const isPlus = typeof recipe.lantern_factor === "number";
   const node = addBefore(sampler, "ADTTreeLANTERN", "lantern");
   set(node, "rule", isPlus ? "factor (LANTERN++)" : "delta (LANTERN)");
   set(node, "neighbours", recipe.lantern_k);
   set(node, "delta", recipe.lantern_delta);
-  set(node, "factor", recipe.lantern_lambda);
+  set(node, "factor", recipe.lantern_factor);
   set(node, "max_replaced", recipe.max_substitution);
   set(sampler, "drafting", "Auto");
 }
@@ -103,7 +103,7 @@ function fill(recipe) {
   if (typeof recipe.negative_prompt === "string" && recipe.negative_prompt) {
     addNegative(sampler, loader, recipe.negative_prompt);
   }
-  if ([recipe.lantern_delta, recipe.lantern_lambda].some(Number.isFinite)) addLantern(sampler, recipe);
+  if ([recipe.lantern_delta, recipe.lantern_factor].some(Number.isFinite)) addLantern(sampler, recipe);
 }
 
 registerExtension({

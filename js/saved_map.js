@@ -114,15 +114,17 @@ function isThumbnail(address) {
  * @param {SavedMap} saved
  */
 export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
-  const columns = reader(await inflate(saved.data, budget));
-  const [[rounds]] = columns(1, 1);
-  const [times, drafting, sizes] = columns(3, rounds);
-  const [images, jumps, ...numbers] = columns(2 + NUMBERS, sum(sizes));
-  const levels = columns(1, sum(numbers[DEPTH]))[0].values(); // drafts on each level of each tree
-  const certainties = columns(1, sum(numbers[ACCEPTED]) + images.length)[0].values(); // of each token
+  const column = reader(JSON.parse(await inflate(saved.data, budget)));
+  const times = column();
+  const [drafting, sizes] = [column(times.length), column(times.length)];
+  const images = column(sum(sizes));
+  const jumps = column(images.length, -LARGEST);
+  const numbers = Array.from({ length: NUMBERS }, () => column(images.length));
+  const levels = column(sum(numbers[DEPTH])).values(); // drafts on each level of each tree
+  const certainties = column(sum(numbers[ACCEPTED]) + images.length).values(); // of each token
   const take = (values, length) => Array.from({ length }, () => values.next().value);
   const shareOf = positions(saved);
-  const records = Array.from(images, (image, i) => {
+  const records = images.map((image, i) => {
     const own = numbers.map((values) => values[i]);
     return [
       ...shareOf(image, jumps[i], own[ACCEPTED]),
@@ -132,7 +134,7 @@ export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
     ];
   });
   let end = 0;
-  return Array.from(sizes, (size, i) => {
+  return sizes.map((size, i) => {
     end += size;
     return [times[i] / 100, drafting[i] / 100, ...records.slice(end - size, end)];
   });
@@ -153,7 +155,7 @@ function positions({ images, grid, ends, small, start }) {
   return (image, jump, accepted) => {
     count(image, 0, images - 1);
     const { expected, emitted } = known.get(image) ?? { expected: 0, emitted: 0 };
-    const position = count(expected + (jump % 2 ? -(jump + 1) / 2 : jump / 2), start ?? 0, tokens - 1);
+    const position = count(expected + jump, start ?? 0, tokens - 1);
     known.set(image, { expected: position + accepted + 1, emitted: count(emitted + accepted + 1, 1, tokens) });
     return [image, position];
   };
@@ -167,21 +169,17 @@ async function inflate(data, budget) {
     budget.take(read.value.length);
     chunks.push(read.value);
   }
-  return new Uint8Array(await new Blob(chunks).arrayBuffer());
+  return new Blob(chunks).text();
 }
 
-/** A function that reads columns of varints (see nodes/saved_map.py). It throws if the data is too short. */
-function reader(bytes) {
-  let at = 0;
-  const next = () => {
-    let number = 0;
-    let factor = 1;
-    for (; bytes[at] > 127; factor *= 128) number += (bytes[at++] & 127) * factor;
-    return count(number + bytes[at++] * factor, 0, LARGEST);
-  };
-  return (columns, length) => {
-    count(columns * length, 0, bytes.length - at);
-    return Array.from({ length: columns }, () => new Float64Array(length).map(next));
+/** A function that returns the next column (see nodes/saved_map.py). It throws if the column is not as it should be. */
+function reader(columns) {
+  const left = list(columns).values();
+  return (length = undefined, least = 0) => {
+    const column = left.next().value;
+    if (!Array.isArray(column) || column.length !== (length ?? column.length))
+      throw new RangeError("invalid saved map: length of a column");
+    return column.map((number) => count(number, least, LARGEST));
   };
 }
 

@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from adt_core import load_target
-from adt_core.lab.training import checkpoint
+from adt_core.lab.training import training_state
 from adt_core.lab.training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
@@ -181,7 +181,7 @@ def trained_decoder(file: Path, names: dict[str, int]) -> Decoder:
         file: ``target.safetensors`` of the run.
     """
     model = TrainingModel(make_decoder(names))
-    model.load_state_dict(checkpoint.read(file)["average"])
+    model.load_state_dict(training_state.read(file)["average"])
     return model.decoder
 
 
@@ -303,7 +303,7 @@ class _Trainer:
         self.order = np.random.default_rng(11).permutation(len(self.sequences.codes) - HELD_OUT)
         self.model = TrainingModel(make_decoder(self.sequences.vocabulary))
         if args.start and args.start.is_file():
-            self.model.load_state_dict(checkpoint.read(args.start)["average"], strict=False)
+            self.model.load_state_dict(training_state.read(args.start)["average"], strict=False)
         elif args.start:
             load_weights(self.model.decoder, self.sequences.vocabulary, args.start)
 

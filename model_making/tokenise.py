@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from adt_core import load_target
-from adt_core.lab.training import checkpoint
+from adt_core.lab.training import training_state
 from adt_core.models.vq import VQModel
 
 from .captions import UNKNOWN, vocabulary
@@ -38,7 +38,7 @@ def open_codec(file: Path | None) -> VQModel:
     if file is None:
         return load_target().codec
     model = VQModel(CONFIG)
-    model.load_state_dict(checkpoint.read(file)["weights"])
+    model.load_state_dict(training_state.read(file)["weights"])
     return model.eval()
 
 

@@ -20,17 +20,27 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
-from ..adt_core.app.csv_tables import to_csv
-from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app import domain_warning, to_csv
 from ..adt_core.errors import PromptTooLongError, shown
 from ..adt_core.files import write_in
 from ..adt_core.messages import join, message, parts_of
-from ..adt_core.run.identity import digest
-from ..adt_core.run.images import is_keyword, named_folder, read_pixels
-from ..adt_core.run.jobs import Job, JobList, PromptEntry, fit
-from ..adt_core.run.stats import IMAGE_STATS
-from ..adt_core.run.store import Identity, PngStore, existing_images, file_name
-from ..adt_core.run.truncation import INVALID_MODES, RAISE
+from ..adt_core.run import (
+    IMAGE_STATS,
+    INVALID_MODES,
+    RAISE,
+    Identity,
+    Job,
+    JobList,
+    PngStore,
+    PromptEntry,
+    digest,
+    existing_images,
+    file_name,
+    fit_jobs,
+    is_keyword,
+    named_folder,
+    read_pixels,
+)
 from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, show_images, show_line, tell
 from .drafting import AUTO, drafting_input
@@ -56,11 +66,11 @@ FOLDER = "adt_tree_batches"
 MANIFEST = "manifest.csv"
 _LISTED = "file", "id", "prompt", "seed"
 """Columns of the manifest, which names the prompt of each image file also without a report."""
-OWN, SAME, STEPPED = "per image", "same", "increment"
+PER_IMAGE, SAME, STEPPED = "per image", "same", "increment"
 """Values of the input `seed_mode`.
 
-`OWN`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use the
-same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
+`PER_IMAGE`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use
+the same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
 """
 CHUNK = 4
 """Default number of images that are decoded together."""
@@ -122,7 +132,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
                 io.Int.Input("batch_size", default=CHUNK, min=1, max=256),
-                io.Combo.Input("seed_mode", options=[OWN, SAME, STEPPED], default=OWN, optional=True),
+                io.Combo.Input("seed_mode", options=[PER_IMAGE, SAME, STEPPED], default=PER_IMAGE, optional=True),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
@@ -309,7 +319,7 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
             tokens = earlier * length + step.done
             line = message("batch.progress", done=len(done), count=len(batch.jobs), tokens=tokens, total=total)
             progress.update(tokens, line)
-            remark = step.decoding.exact.remark
+            remark = step.decoding.invariance.remark
     unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
     line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
     progress.say(join((line, _relaxed(run.pipeline, records)), ""))
@@ -348,7 +358,7 @@ def read_jobs(
     ids: list | None,
     seeds: list | None,
     pipeline: Pipeline,
-    seed_mode: str = OWN,
+    seed_mode: str = PER_IMAGE,
     invalid_prompts: str = RAISE,
 ) -> tuple[JobList, list[Job], dict[Job, str]]:
     """Return the list of all prompts, the images to generate, and the prompts for which no image is generated.
@@ -375,7 +385,7 @@ def read_jobs(
     left_out: dict[Job, str] = {}
     for job in whole:
         try:
-            fitting, unfit = fit([job], pipeline.check_prompt, invalid_prompts)
+            fitting, unfit = fit_jobs([job], pipeline.check_prompt, invalid_prompts)
         except AdtError as error:
             raise AdtError("prompts.one_invalid", id=job.id, error=error) from error
         jobs += fitting

@@ -11,16 +11,22 @@ from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from ..adt_core import Lantern, Pipeline, Recipe, Sampling
-from ..adt_core.app.args import QualityArgs
-from ..adt_core.app.continuation import open_rgb
-from ..adt_core.app.prompts import non_blank, sample
-from ..adt_core.lab import benchmark as bench
-from ..adt_core.lab import paper, presets, quality
+from ..adt_core.app import QualityArgs, non_blank, open_rgb, sample
+from ..adt_core.lab import (
+    Benchmark,
+    BenchmarkWorker,
+    QualityMetrics,
+    choose_metrics,
+    has_network,
+    measure_missing,
+    paper,
+    presets,
+    write_results,
+)
 from ..adt_core.messages import join, message
-from ..adt_core.models.load import BUNDLED_SAMPLING
+from ..adt_core.models import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN, method_title
-from ..adt_core.run.identity import digest
-from ..adt_core.run.images import named_folder
+from ..adt_core.run import digest, named_folder
 from ..adt_core.settings import MAX_SEED
 from . import folders
 from .cancelling import telling_what_is_kept
@@ -154,12 +160,12 @@ class ADTTreeBenchmark(io.ComfyNode):
         compare: str = MAIN,
         **sampling,
     ) -> io.NodeOutput:
-        lantern = lantern or model.target.published.lantern
+        lantern = lantern or model.target.published_sampling.lantern
         weights = dict(clip=clip, hps=hps, aesthetic=aesthetic, inception=inception, real_images=real_images)
         run = prepare(model, drafter=drafter, lantern=lantern, preset=preset, **sampling)
         chosen = sample([prompt.text for prompt in non_blank(read(prompts, "prompts"))], count, seed=0)
         paths: dict[str, Any] = {name: _weights(name, choice) for name, choice in weights.items()}
-        metrics = quality.choose(**paths, count=len(chosen), device=torch.device("cpu"))
+        metrics = choose_metrics(**paths, count=len(chosen), device=torch.device("cpu"))
         session = _Session(run, chosen, metrics, cls.hidden.unique_id)
         methods = methods.strip() or _choice(compare, has_network=session.has_network)
         table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))
@@ -181,7 +187,7 @@ def _check(prompts: str = "", methods: str = "") -> None:
     """Check the inputs before a run. Large files are not read; see `prompts.check`."""
     check(prompts, "prompts")
     if not _is_paper(methods):
-        bench.Benchmark([], presets.listed(methods), Recipe())
+        Benchmark([], presets.listed(methods), Recipe())
 
 
 def _weights(name: str, chosen: str) -> Path | None:
@@ -196,13 +202,13 @@ class _Session:
 
     run: Run
     prompts: list[str]
-    metrics: quality.QualityMetrics
+    metrics: QualityMetrics
     node_id: str
 
     @property
     def has_network(self) -> bool:
         """Whether there is a drafter network, which most methods need."""
-        return bench.NETWORK in bench.drafters_by_name(self.run.pipeline.drafter)
+        return has_network(self.run.pipeline.drafter)
 
     def compare(self, methods: Sequence[str]) -> str:
         """Measure the prompts that have no record yet, write the results, and return the table."""
@@ -219,7 +225,7 @@ class _Session:
 
         return paper.compare(measure, folder)[0]
 
-    def _plan(self, methods: Sequence[str], temperature: float | None = None) -> bench.Benchmark:
+    def _plan(self, methods: Sequence[str], temperature: float | None = None) -> Benchmark:
         """Return a benchmark.
 
         Args:
@@ -229,15 +235,15 @@ class _Session:
         if temperature is not None:
             recipe = replace(recipe, sampling=replace(recipe.sampling, temperature=temperature))
         available = presets.presets(self.run.model.patcher.load_device.type, recipe.sampling.guided)
-        return bench.Benchmark(self.prompts, list(methods), recipe, self.metrics.images, available)
+        return Benchmark(self.prompts, list(methods), recipe, self.metrics.images, available)
 
-    def _folder(self, plan: bench.Benchmark) -> Path:
+    def _folder(self, plan: Benchmark) -> Path:
         """Return the folder of a benchmark, which depends on all its settings."""
         target = self.run.pipeline.target
         root = Path(folder_paths.get_output_directory()) / FOLDER
         return named_folder(root, digest(plan.settings(target)), "", target.name)
 
-    def _measure(self, plan: bench.Benchmark, folder: Path) -> str:
+    def _measure(self, plan: Benchmark, folder: Path) -> str:
         pipelines = plan.pipelines(self.run.pipeline)
         model = self.run.model
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
@@ -246,9 +252,9 @@ class _Session:
         with self.run.loaded(memory_required=room):
             records = self._records(plan, pipelines, folder)
         settings = plan.settings(self.run.pipeline.target)
-        return bench.finish(plan, records, settings, folder, self.metrics)[0]
+        return write_results(plan, records, settings, folder, self.metrics)[0]
 
-    def _records(self, plan: bench.Benchmark, pipelines: dict[str, Pipeline], folder: Path) -> list[dict]:
+    def _records(self, plan: Benchmark, pipelines: dict[str, Pipeline], folder: Path) -> list[dict]:
         """Measure the prompts that have no record in a folder, and return all records."""
         records: list[dict] = []
 
@@ -271,11 +277,11 @@ class _Session:
         def warming(number: int, method: str) -> None:
             progress.say(message("benchmark.warm_up", number=number, methods=methods, method=method_title(method)))
 
-        worker = bench.BenchmarkWorker(plan, pipelines, check_cancelled, before, warming)
+        worker = BenchmarkWorker(plan, pipelines, check_cancelled, before, warming)
         shown = folder.relative_to(folder_paths.get_output_directory())
         where = f"output/{shown.as_posix()}"
         with telling_what_is_kept(lambda: message("benchmark.kept", done=len(records), count=count, folder=where)):
-            for record in bench.measure(worker, folder):
+            for record in measure_missing(worker, folder):
                 records.append(record)  # one by one, because the progress counts them
         progress.update(progress.total)
         progress.say(message("benchmark.done", count=count, folder=where))

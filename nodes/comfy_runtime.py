@@ -22,8 +22,7 @@ from server import PromptServer
 from ..adt_core import AdtError
 from ..adt_core.errors import one_line, substitute_inputs
 from ..adt_core.messages import Message, parts_of
-from ..adt_core.run.previews import Previews, PreviewSchedule
-from ..adt_core.run.resolve import Hardware, has_bfloat16
+from ..adt_core.run import Hardware, Previews, PreviewSchedule, has_bfloat16
 from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"

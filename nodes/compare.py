@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
 from ..adt_core.policies import PLAIN, method_title
-from ..adt_core.run import race
-from ..adt_core.run.truncation import RAISE
+from ..adt_core.run import RAISE, race
 from .clip_and_vae import ImageTokenizer, to_picture
 from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input

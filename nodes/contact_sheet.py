@@ -15,9 +15,9 @@ from statistics import mean
 
 from PIL import Image, ImageDraw
 
-from ..adt_core.app.csv_tables import to_csv
+from ..adt_core.app import to_csv
 from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
-from ..adt_core.run.images import text_chunks
+from ..adt_core.run import text_chunks
 from .lettering import MISSING, Lettering
 
 COLUMNS = tuple(

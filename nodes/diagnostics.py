@@ -4,8 +4,7 @@ import time
 
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.app.doctor import diagnose
-from ..adt_core.app.doctor import prepare as prepare_diagnosis
+from ..adt_core.app import diagnose, prepare_diagnosis
 from .clip_and_vae import text_encoder
 from .comfy_runtime import Progress, check_cancelled
 from .sampling import prepare

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..adt_core import AdtError
-from ..adt_core.app.prompts import PromptEntry
 from ..adt_core.errors import Check, shown
 from ..adt_core.messages import message
+from ..adt_core.run import PromptEntry
 
 RANDOM = "random"
 ALL = "all combinations"

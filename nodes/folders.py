@@ -16,16 +16,15 @@ from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import one_line, shown
 from ..adt_core.files import is_device, is_hidden, is_writable, list_visible, parse_json, read_text
-from ..adt_core.models.downloads import Published
+from ..adt_core.models import STAGE, Published, find_published, name_of, published, published_at
 from ..adt_core.models.glm_pixels import KIND
-from ..adt_core.models.load import find_published, published
-from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
-from ..adt_core.run.checkpoints import default_drafter, is_target_config, is_target_file
+from ..adt_core.run import default_drafter, is_target_config, is_target_file
+from ..adt_core.settings import BUNDLED
 from .extra_paths import default_folders
 
 # keys of `extra_model_paths.yaml`
 MODELS_KEY, DRAFTERS_KEY, METRICS_KEY = "ar_image_models", "ar_image_drafters", "ar_image_metrics"
-_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METRICS_KEY: "ar_image_metrics"}
+_FOLDER_NAMES = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METRICS_KEY: "ar_image_metrics"}
 """Name of the pack's own folder in ComfyUI's folder of models, by key."""
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
@@ -47,9 +46,9 @@ _DEPTH = 3  # levels below a model folder: <user's folder>/<organisation>/<model
 def register() -> None:
     """Add the pack's folders in `models` to ComfyUI's model folders.
 
-    Users can add further folders in `extra_model_paths.yaml`, with the keys in `_OWN`.
+    Users can add further folders in `extra_model_paths.yaml`, with the keys in `_FOLDER_NAMES`.
     """
-    for key in _OWN:
+    for key in _FOLDER_NAMES:
         folder_paths.add_model_folder_path(key, _own(key))
 
 
@@ -189,7 +188,7 @@ def check_name(name: str, input_id: str = "name") -> None:
 
 def drafter_for(model: str) -> str:
     """Return the name or path of the drafter that `AUTO` selects. `model` is the path of the target model."""
-    row = find_published(name_of(Path(model)))
+    row = published_at(model)
     wanted = row.drafter.folder if row is not None and row.drafter is not None else None
     return next((path for path in drafters().values() if os.path.basename(path) == wanted), default_drafter(model))
 
@@ -235,7 +234,7 @@ def _roots(key: str) -> list[str]:
 
 
 def _own(key: str) -> str:
-    return os.path.join(folder_paths.models_dir, _OWN[key])
+    return os.path.join(folder_paths.models_dir, _FOLDER_NAMES[key])
 
 
 def _home(key: str) -> Path:

@@ -11,21 +11,20 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..adt_core import AdtError
-from ..adt_core.app.download import find_parts
+from ..adt_core.app import find_parts
 from ..adt_core.messages import message
 from ..adt_core.models import glm_pixels
-from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
-from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
+from ..adt_core.models.glm_pixels import GUIDANCE, PIXELS, STEPS, SourceImage
 from . import folders
 from .clip_and_vae import cropped, read_prompt, read_sources, to_image, to_picture
 from .comfy_runtime import Progress, check_cancelled, drop_unused_results, hardware, tell
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
+from .missing_models import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .schema import Tooltips, schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
 from .weights import loaded, manage
 
-PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
+PUBLISHED, BESIDE = f"{glm_pixels.FOLDER}/transformer", "same folder as transformer"
 """Name of the published transformer, and the choice for a text encoder or VAE in the same folder as the transformer."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"
@@ -93,7 +92,7 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
         path = _transformer(transformer)
         if path is None:
             tell(message("model.missing", model=transformer), logging.ERROR)
-            raise folders.missing(GLM.folder, "transformer")
+            raise folders.missing(glm_pixels.FOLDER, "transformer")
         drop_unused_results()
         half = hardware().bfloat16
         pipeline = glm_pixels.load(
@@ -126,7 +125,7 @@ def _download_missing(node_id: str) -> None:
     """Download the missing files of the published GLM-Image: to its folder, unless that belongs to another pack."""
     path = _transformer(PUBLISHED)
     is_here = path is not None and folders.is_own(path)
-    parts = find_parts(GLM.folder, Path(str(path)).parents[1] if is_here else folders.home())
+    parts = find_parts(glm_pixels.FOLDER, Path(str(path)).parents[1] if is_here else folders.home())
     if path is None or is_here and not parts[0].is_complete:
         fetch(parts, node_id)
 
@@ -213,8 +212,8 @@ class ADTTreeGLMImageDecode(io.ComfyNode):
 def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
     """Raise AdtError if the decoder cannot read the model's tokens."""
     target = model.target
-    known = decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
-    if target.family != FAMILY.name or len(target.codec.codebook) != known:
+    known = glm_pixels.codes_of(decoder.pipeline)
+    if not glm_pixels.decodes(decoder.pipeline, target):
         raise AdtError("glm_image.other_codes", known=known, model=target.name)
 
 

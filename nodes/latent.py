@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from ..adt_core import AdtError, Target
-from ..adt_core.app.continuation import prefix_length
+from ..adt_core.app import prefix_length
 from ..adt_core.errors import shown
 from ..adt_core.messages import message
-from ..adt_core.run.masks import generated_cells, upper_part_kept
+from ..adt_core.run import generated_cells, upper_part_kept
 from .sockets import LoadedModel
 from .weights import loaded
 

@@ -21,7 +21,7 @@ import folder_paths
 from PIL import Image
 
 from ..adt_core import Decoding, Round
-from ..adt_core.run.identity import digest
+from ..adt_core.run import digest
 from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortened, texts_of, workflow_of

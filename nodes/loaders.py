@@ -9,18 +9,15 @@ from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError, load_target
 from ..adt_core.messages import message
-from ..adt_core.models.allocation import companion_bytes, image_bytes
-from ..adt_core.models.load import FAMILIES
-from ..adt_core.models.quantised import check_device
-from ..adt_core.models.streamed import layer_bytes
+from ..adt_core.models import FAMILIES, beside_bytes, check_device, image_bytes
 from ..adt_core.recipe import AUTO
-from ..adt_core.run.resolve import choose_dtype
+from ..adt_core.run import choose_dtype
 from ..adt_core.settings import BUNDLED
 from . import folders
 from .clip_and_vae import ImageTokenizer, TextEncoder
 from .comfy_runtime import check_cancelled, drop_unused_results, hardware, refusal, tell
-from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
+from .missing_models import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .weights import manage
@@ -142,8 +139,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             device_memory=math.inf,  # ComfyUI moves the weights
         )
         decoder = manage(target.decoder, target.name, _smaller_weights(dtype), target.decoder)
-        drafter = 2 * layer_bytes(target.decoder)
-        decoder.tell_expected(image_bytes(target), companion_bytes(target) + drafter)
+        decoder.tell_expected(image_bytes(target), beside_bytes(target))
         codec = manage(target.codec, message("title.codec", model=target.name), message("remedy.smaller_image"))
         text = None
         if target.text_encoder is not None:

@@ -10,24 +10,24 @@ import folder_paths
 from comfy_api.v0_0_2 import io
 
 from ..adt_core import AdtError
-from ..adt_core.app.prompt_remarks import remarks
-from ..adt_core.app.prompts import (
+from ..adt_core.app import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
     EXAMPLE_CAPTIONS,
-    FILES,
+    PROMPT_FILES,
     SETTING_COLUMNS,
-    PromptEntry,
     blank_note,
     file_stems,
     non_blank,
     parse_lines,
     read_all,
+    remarks,
     select,
 )
 from ..adt_core.errors import Check, renaming
 from ..adt_core.files import is_hidden, opened
 from ..adt_core.messages import join, message
+from ..adt_core.run import PromptEntry
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, OFF, RANDOM, expand_prompts, unbalanced
 from .schema import Tooltips, schema
@@ -172,7 +172,7 @@ def _files() -> list[str]:
     """Return the names of prompt files in ComfyUI's input folder, without its subfolders."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
-            names = [entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file()]
+            names = [entry.name for entry in entries if entry.name.lower().endswith(PROMPT_FILES) and entry.is_file()]
         return sorted(name for name in names if not is_hidden(name))
     except OSError:
         return []
@@ -297,7 +297,7 @@ def _path(text: str, is_name: bool = False) -> Path | None:
     name = text.strip()
     if name == EXAMPLE:
         return EXAMPLE_CAPTIONS
-    if not name.lower().endswith(FILES) or "\n" in name:
+    if not name.lower().endswith(PROMPT_FILES) or "\n" in name:
         return None
     parts = PureWindowsPath(name)  # handles the separators, drives and shares of all systems
     if parts.drive or parts.root or ".." in parts.parts or "\0" in name:

@@ -13,9 +13,8 @@ from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..adt_core import Decoding, Lantern
-from ..adt_core.app.continuation import DEFAULT_KEEP
-from ..adt_core.run.jobs import Job
-from ..adt_core.run.truncation import RAISE
+from ..adt_core.app import DEFAULT_KEEP
+from ..adt_core.run import RAISE, Job
 from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
 from .latent import empty_mask_note, read_latent

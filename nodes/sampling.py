@@ -13,17 +13,12 @@ from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..adt_core import AdtError, Decoding, Lantern, Pipeline, PromptTooLongError, Sampling
-from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app import domain_warning
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message, parts_of
-from ..adt_core.models.load import BUNDLED_SAMPLING
-from ..adt_core.models.target import PublishedSampling
-from ..adt_core.run.jobs import Job
-from ..adt_core.run.previews import Previews
-from ..adt_core.run.resolve import resolve_recipe
-from ..adt_core.run.runner import Progress, Resident
-from ..adt_core.run.truncation import RAISE, TRUNCATE, fit_prompt
-from ..adt_core.settings import UPSTREAM
+from ..adt_core.models import BUNDLED_SAMPLING, PublishedSampling
+from ..adt_core.run import RAISE, TRUNCATE, Job, Previews, Progress, Resident, fit_prompt, resolve_recipe
+from ..adt_core.settings import ORIGINAL_SCRIPT
 from .clip_and_vae import read_prompt, read_sources, text_encoder
 from .comfy_runtime import check_cancelled, hardware, preview_side, tell
 from .drafting import AUTO, check_same_model, drafting_options, own_drafter, own_path
@@ -35,9 +30,9 @@ from .weights import loaded
 _PROMPT = "Prompt"
 _NEGATIVE_PROMPT = "Negative prompt"
 
-OWN, CUSTOM = "model default", "custom"
+MODEL_DEFAULT, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
+NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}
 """Value of the input `noise` -> `Sampling.noise`."""
 
 
@@ -58,7 +53,7 @@ def sampling_input(name: str) -> io.Input:
 
 def preset_input() -> io.Input:
     """Return the input `preset`. API prompts may leave it out and set sampling parameters; see `prepare`."""
-    return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
+    return io.Combo.Input("preset", options=[MODEL_DEFAULT, CUSTOM], default=MODEL_DEFAULT, optional=True)
 
 
 def invalid_prompts_input() -> io.Input:
@@ -154,7 +149,7 @@ class Run(Resident):
 
     def tell_remarks(self, decoding: Decoding) -> None:
         """Show remarks on the settings, the prompt, the image size and the device after a decoding."""
-        if remarks := join((domain_warning(self.model.target, [self.prompt]), *self.notes, decoding.exact.remark)):
+        if remarks := join((domain_warning(self.model.target, [self.prompt]), *self.notes, decoding.invariance.remark)):
             tell(remarks)
 
 
@@ -180,7 +175,7 @@ def prepare(
         lantern: Relaxed acceptance from a connected LANTERN node.
         drafting: Value of the input `drafting`.
         preset: Value of the input `preset`. If an API prompt has none, it is `CUSTOM` if the prompt sets one of
-            `NUMBERS`, else `OWN`.
+            `NUMBERS`, else `MODEL_DEFAULT`.
         invalid_prompts: `RAISE` or `TRUNCATE`, for prompts that are too long.
         **sampling: Sampling inputs. With the preset `CUSTOM`, a missing input has its default.
 
@@ -188,7 +183,7 @@ def prepare(
         AdtError: If the inputs contradict each other, a CONDITIONING is not from a CLIP of this pack, or a prompt is
             invalid for the model.
     """
-    preset = preset or (CUSTOM if sampling.keys() & set(NUMBERS) else OWN)
+    preset = preset or (CUSTOM if sampling.keys() & set(NUMBERS) else MODEL_DEFAULT)
     target = model.target
     chosen = {
         NUMBERS.get(name, name): value for name, value in sampling.items() if preset == CUSTOM or name not in NUMBERS
@@ -197,23 +192,23 @@ def prepare(
         chosen["noise"] = NOISES.get(chosen["noise"], chosen["noise"])
     text = negative if isinstance(negative, str) else ""
     given = {"model": model.path, **target.loaded, **chosen, "negative_prompt": text}
-    custom = BUNDLED_SAMPLING._replace(lantern=target.published.lantern)
-    published = custom if preset == CUSTOM else target.published
-    notes = (_ignored(published, sampling) if preset == OWN else "",)
+    custom = BUNDLED_SAMPLING._replace(lantern=target.published_sampling.lantern)
+    published = custom if preset == CUSTOM else target.published_sampling
+    notes = (_ignored(published, sampling) if preset == MODEL_DEFAULT else "",)
     run = Run(model, Pipeline(target), given, published, notes=notes)
     run = run.drafted(drafter, settings=settings, lantern=lantern, drafting=drafting)
     return _with_texts(run, positive, negative, invalid_prompts) if positive is not None else run
 
 
 def _ignored(published: PublishedSampling, given: Mapping[str, Any]) -> str:
-    """Return a sentence that lists the given sampling parameters that the preset `OWN` overrides, or "".
+    """Return a sentence that lists the given sampling parameters that the preset `MODEL_DEFAULT` overrides, or "".
 
     The sentence does not list default values: for an input that the preset disables, the page sends the default, which
     the user has not set.
     """
     used = {name: (getattr(BUNDLED_SAMPLING, field), getattr(published, field)) for name, field in NUMBERS.items()}
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
-    return message("preset.ignored", preset=OWN, values=", ".join(lost), custom=CUSTOM) if lost else ""
+    return message("preset.ignored", preset=MODEL_DEFAULT, values=", ".join(lost), custom=CUSTOM) if lost else ""
 
 
 def _with_texts(run: Run, positive: list, negative: list | str | None, invalid_prompts: str) -> Run:

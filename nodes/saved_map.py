@@ -38,20 +38,20 @@ _finished: OrderedDict[str, dict] = OrderedDict()
 
 
 def pack(rounds: list[Round]) -> str:
-    """Encode rounds as text: base64 of zlib-compressed varints (see `_varint`).
+    """Encode rounds as text: base64 of a zlib-compressed JSON list of columns, which are lists of integers.
 
-    A record is the part of one image in a round. The varints are columns, one after another:
+    A record is the part of one image in a round. The columns are in this order:
 
-    - the number of rounds
     - three columns with a value per round: its time and its drafting time in units of 0.01 ms, its number of records
-    - two columns with a value per record: the index of the image, and the encoded position (see `_jumps`)
+    - two columns with a value per record: the index of the image, and the distance of its position (see `_jumps`)
     - a column for each of `_NUMBERS`, with a value per record
     - a column with `depth` values per record: the number of drafts on each level of its tree
     - a column with `accepted` + 1 values per record: `certainties`
+
+    Flat columns compress better than a list per record.
     """
     records = [record for entry in rounds for record in entry.images]
     columns: list[Iterable[int]] = [
-        [len(rounds)],
         (round(100_000 * entry.seconds) for entry in rounds),
         (round(100_000 * entry.drafting) for entry in rounds),
         (len(entry.images) for entry in rounds),
@@ -61,8 +61,8 @@ def pack(rounds: list[Round]) -> str:
         (drafts for record in records for drafts in _levels(record)),
         (percent for record in records for percent in certainties(record)),
     ]
-    numbers = b"".join(_varint(number) for column in columns for number in column)
-    return base64.b64encode(zlib.compress(numbers, 9)).decode()
+    content = json.dumps([list(column) for column in columns], separators=(",", ":"))
+    return base64.b64encode(zlib.compress(content.encode(), 9)).decode()
 
 
 def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
@@ -118,29 +118,12 @@ def certainties(record: ImageRound) -> list[int]:
 
 
 def _jumps(records: list[ImageRound]) -> Iterable[int]:
-    """Yield the encoded position of each record.
-
-    The position is encoded as a distance: the position minus the end of the previous record of the same image. Most
-    distances are 0. Zigzag encoding makes all distances non-negative: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
-    """
+    """Yield the position of each record minus the end of the previous record of the same image, which is usually 0."""
     expected: dict[int, int] = {}
     for record in records:
         position = record.first - 1  # kept tokens that the round has read are left out
-        jump = position - expected.get(record.image, 0)
+        yield position - expected.get(record.image, 0)
         expected[record.image] = position + record.accepted + 1
-        yield 2 * jump if jump >= 0 else -2 * jump - 1
-
-
-def _varint(number: int) -> bytes:
-    """Encode a number in bytes of seven bits each, the lowest bits first.
-
-    The high bit of a byte is set if more bytes follow. Example: 300 = 2 * 128 + 44 becomes the bytes 128 + 44 and 2.
-    """
-    varint = bytearray()
-    while number > 127:
-        varint.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*varint, number])
 
 
 def digest(prompt: dict, node: str, known: dict[str, str | None] | None = None) -> str | None:

@@ -14,8 +14,7 @@ from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
 from ..adt_core import AdtError, Sampling
-from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ..adt_core.app.prompts import non_blank
+from ..adt_core.app import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, non_blank
 from ..adt_core.errors import renaming
 from ..adt_core.lab import training
 from ..adt_core.messages import join, message

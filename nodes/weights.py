@@ -14,12 +14,10 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ..adt_core import AdtError
-from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import is_out_of_memory
 from ..adt_core.memory_limit import memory_limit
-from ..adt_core.messages import Message, join, message
-from ..adt_core.models import streamed
-from ..adt_core.models.layers import Decoder
+from ..adt_core.messages import join, message
+from ..adt_core.models import Decoder, streamed
 from .comfy_runtime import tell
 
 _PARTIAL = mm.VRAMState.LOW_VRAM, mm.VRAMState.NORMAL_VRAM, mm.VRAMState.NO_VRAM
@@ -51,7 +49,7 @@ class ADTTreeWeights(torch.nn.Module):
         # The engine's caches refer to the weights. Without the finalizer, weights that ComfyUI drops would stay on the
         # device until the next run of the garbage collector.
         for decoder in decoders:
-            weakref.finalize(self, release, decoder).atexit = False
+            weakref.finalize(self, decoder.free_pool).atexit = False
 
 
 class WeightsPatcher(ModelPatcher):
@@ -84,7 +82,7 @@ class WeightsPatcher(ModelPatcher):
 
     def partially_unload(self, device_to: torch.device, memory_to_free: float = 0, *args, **kwargs) -> int:
         """Free memory of the device, first the engine's caches and then weights, and return the freed bytes."""
-        freed = sum(map(held_bytes, self.model.decoders))
+        freed = sum(decoder.pool_bytes for decoder in self.model.decoders)
         self._release()
         if freed >= memory_to_free:
             return freed
@@ -95,7 +93,7 @@ class WeightsPatcher(ModelPatcher):
 
     def _release(self) -> None:
         for decoder in self.model.decoders:
-            release(decoder)
+            decoder.free_pool()
 
 
 class DecoderPatcher(WeightsPatcher):
@@ -148,24 +146,17 @@ class DecoderPatcher(WeightsPatcher):
         granted = mm.get_total_memory(self.load_device) - work - others
         count = self._count(0 if mm.vram_state == mm.VRAMState.NO_VRAM else granted)
         if count:
-            size = count * streamed.layer_bytes(self.model.module)
-            tell(self._message(count, size / streamed.host_bandwidth(self.load_device)), logging.INFO)
+            seconds = streamed.fetch_seconds(self.model.module, count, self.load_device)
+            tell(streamed.streamed_message(self.model.module, count, seconds), logging.INFO)
 
     def _tell(self) -> None:
         """Say which part of the weights is streamed, before a run."""
         stream = self.model.module.stream
         if stream is not None:
-            seconds = stream.seconds or stream.fetched_bytes / streamed.BANDWIDTH
+            share = streamed.streamed_message(self.model.module, len(stream), stream.expected_seconds)
             is_slow = mm.is_device_cuda(self.load_device) and not stream.pinned
             remark = message("weights.pageable") if is_slow else ""
-            tell(join([self._message(len(stream), seconds), remark]), logging.INFO, is_lasting=False)
-
-    def _message(self, count: int, seconds: float) -> Message:
-        decoder = self.model.module
-        total = streamed.device_bytes(decoder, 0)
-        resident = total - count * streamed.layer_bytes(decoder)
-        sizes = {"resident": f"{resident / 2**30:.1f}", "total": f"{total / 2**30:.1f}"}
-        return message("weights.streamed", **sizes, seconds=f"{float(f'{seconds:.1g}'):g}")
+            tell(join([share, remark]), logging.INFO, is_lasting=False)
 
     @property
     def _streamed(self) -> int:
@@ -247,7 +238,7 @@ def loaded(
     is_limited = not mm.is_device_cpu(device) and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
         raise _too_large("gpu.too_small", patchers[0], needed)
-    held = sum(map(held_bytes, {decoder for patcher in patchers for decoder in patcher.model.decoders}))
+    held = sum(decoder.pool_bytes for decoder in {one for patcher in patchers for one in patcher.model.decoders})
     try:
         with _beside(patchers, keeps_layers=not memory_required):
             mm.load_models_gpu(

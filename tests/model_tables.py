@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adt_core.models.downloads import Published
 from adt_core.models.load import FAMILIES, published
+from adt_core.models.repositories import Published
 
 
 def models_table() -> str:

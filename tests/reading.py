@@ -53,7 +53,7 @@ class Reader:
             ids: [R, n] token ids.
             position: Raster position of the first token, the same in all images.
         """
-        step = self.rows.causal_step(roots_at(*[position] * self.rows.images), ids.shape[1])
+        step = self.rows.causal_metadata(roots_at(*[position] * self.rows.images), ids.shape[1])
         return self.read(ids, step)
 
 

@@ -5,8 +5,8 @@ import threading
 import time
 from pathlib import Path
 
-from adt_core.app.download import PART, STATE, DownloadPart, DownloadProgress, download
-from adt_core.models.downloads import Download
+from adt_core.app.download import PART, STATE, DownloadPart, DownloadProgress, download_parts
+from adt_core.models.repositories import Download
 
 MODEL = Download("someone/model", 1, "MIT", "model")
 CODEC = Download("someone/codecs", 0.1, "MIT", "", ("codec.pt",))
@@ -46,7 +46,7 @@ class Downloads:
     def get(self, *parts, check=lambda: None) -> list[DownloadProgress]:
         """Download parts of the model, by default all, and return the progress reports."""
         reports: list[DownloadProgress] = []
-        download([DownloadPart(part, self.home) for part in parts or (MODEL, CODEC)], reports.append, check)
+        download_parts([DownloadPart(part, self.home) for part in parts or (MODEL, CODEC)], reports.append, check)
         return reports
 
     def seconds_to_cancel(self, when: threading.Event, *parts) -> float:

@@ -130,7 +130,7 @@ class MethodMeasurement(NamedTuple):
 
     Attributes:
         codes: Token ids [B, n] of B images and n positions. -1 marks positions that were not decoded.
-        step: Median duration of a round in seconds.
+        round_seconds: Median duration of a round in seconds.
         tokens: Mean number of tokens that a round decodes, per image.
         drafting: Share of the decoding time that the drafter takes, measured on the host.
         launches: Number of operations per round that the host launches, without operations inside CUDA graphs.
@@ -139,7 +139,7 @@ class MethodMeasurement(NamedTuple):
     """
 
     codes: Tensor
-    step: float
+    round_seconds: float
     tokens: float
     drafting: float
     launches: int
@@ -149,7 +149,7 @@ class MethodMeasurement(NamedTuple):
     @property
     def pace(self) -> float:
         """Tokens per second, per image."""
-        return self.tokens / self.step
+        return self.tokens / self.round_seconds
 
 
 class Diagnostics:
@@ -165,7 +165,7 @@ class Diagnostics:
             another image.
         turn_tokens: Number of tokens of the image that each method decodes in a turn.
         left_out: Names of the methods that were skipped to save time.
-        exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
+        invariance: Result of the trial of batch-invariant mode (`engine.device.invariance`).
         products: Result of the trial of float32 products (`engine.device.products`).
         rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
         seconds: Duration of all measurements.
@@ -182,12 +182,14 @@ class Diagnostics:
             if self.runs and time.monotonic() - began > MAX_SECONDS:
                 self.left_out.append(name)
                 continue
-            line = message("check.progress", number=number, count=len(methods), method=method_title(name))
+            line = message("diagnostics.progress", number=number, count=len(methods), method=method_title(name))
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)
         self.turns = 0
-        self.turn_tokens = max(2, min(subject.target.length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.step))))
+        self.turn_tokens = max(
+            2, min(subject.target.length, max(TOKENS, int(MAX_TURN_SECONDS / self.plain.round_seconds)))
+        )
         self.speedups = self._race({name: methods[name] for name in self.runs})
         self.seconds = time.monotonic() - began
 
@@ -217,7 +219,7 @@ class Diagnostics:
 
     def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, race.Estimate]:
         """Decode images with all methods in turns, and return the speed-ups over plain decoding."""
-        if self.plain.step * self.turn_tokens > MAX_RUN_SECONDS or len(methods) < 2:
+        if self.plain.round_seconds * self.turn_tokens > MAX_RUN_SECONDS or len(methods) < 2:
             return {}
         began = time.monotonic()
         seconds: dict[str, list[float]] = {name: [] for name in methods}
@@ -268,7 +270,7 @@ class Diagnostics:
                         is_counted = not decoding.trace.rounds[-1].prepared
             if is_slow:
                 break
-        self.exact = decoding.exact
+        self.invariance = decoding.invariance
         self.products = product_report(decoding.request)
         return _summarise(decoding, count, counter)
 
@@ -286,7 +288,7 @@ def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeas
     rounds = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
     return MethodMeasurement(
         codes=decoding.codes[:, :count].clone(),
-        step=median(round.seconds for round in rounds),
+        round_seconds=median(round.seconds for round in rounds),
         tokens=mean(record.accepted + 1 for round in rounds for record in round.images),
         drafting=sum(round.drafting for round in rounds) / sum(round.seconds for round in rounds),
         launches=counter.launches,

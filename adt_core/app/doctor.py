@@ -44,7 +44,7 @@ def run(given: Mapping[str, Any], placement: Placement) -> str:
         AdtError: If the model or its drafter cannot be loaded.
     """
     recipe = resolve_recipe(given, Hardware.of(placement.device))
-    return diagnose(prepare(Pipeline.of(recipe, placement))).page
+    return diagnose(prepare_diagnosis(Pipeline.of(recipe, placement))).page
 
 
 def allow_kernels() -> None:
@@ -53,7 +53,7 @@ def allow_kernels() -> None:
         first_use.forget(torch.device("cuda", index))
 
 
-def prepare(
+def prepare_diagnosis(
     pipeline: Pipeline, check: Check | None = None, progress: Callable[[float, str], None] | None = None
 ) -> DiagnosticSetup:
     """Encode the test prompts, and return what :func:`diagnose` measures.
@@ -66,8 +66,8 @@ def prepare(
     return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
-class Report(NamedTuple):
-    """Report on a model.
+class Diagnosis(NamedTuple):
+    """Findings on a model.
 
     Attributes:
         verdict: One line: whether the image stays the same, how much faster it is, and what to choose.
@@ -78,7 +78,7 @@ class Report(NamedTuple):
     page: str
 
 
-def diagnose(subject: DiagnosticSetup) -> Report:
+def diagnose(subject: DiagnosticSetup) -> Diagnosis:
     """Measure a loaded model and return the report."""
     results = Diagnostics(subject)
     verdict = _verdict(results)
@@ -95,16 +95,16 @@ def diagnose(subject: DiagnosticSetup) -> Report:
     }
     title = f"ADT-Tree {VERSION}: {subject.target.name} on this machine"
     sections = ("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)
-    return Report(verdict, "\n\n".join([f"**{verdict}**", title, *sections]))
+    return Diagnosis(verdict, "\n\n".join([f"**{verdict}**", title, *sections]))
 
 
 def _verdict(results: Diagnostics) -> Message:
     differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
-    same = message("check.differs", methods=join(differing, ", ")) if differing else message("check.same")
+    same = message("diagnostics.differs", methods=join(differing, ", ")) if differing else message("diagnostics.same")
     speed = results.speedups.get("auto")
     if speed is None:
-        return join((same, message("check.too_slow")))
-    key = "check.faster" if speed.value >= 1 else "check.slower"
+        return join((same, message("diagnostics.too_slow")))
+    key = "diagnostics.faster" if speed.value >= 1 else "diagnostics.slower"
     return join((same, message(key, ratio=f"{speed.value:.1f}"), speed.remark))
 
 
@@ -135,7 +135,7 @@ def _model(results: Diagnostics) -> list[str]:
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
-        has_far = results.exact.fallback is None or results.exact.fallback.far
+        has_far = results.invariance.fallback is None or results.invariance.fallback.far
         near = near_window(subject.device, decoder.dtype, config.head_dim) if has_far else None
         far = "all keys are summed in float64" if near is None else f"keys beyond {near} use a fast kernel"
         lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")
@@ -174,13 +174,13 @@ def kernels(subject: DiagnosticSetup) -> list[str]:
 
 
 def _plain(results: Diagnostics) -> list[str]:
-    step = results.plain.step
+    seconds = results.plain.round_seconds
     decoder = results.subject.target.decoder
     read = _num_bytes(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
-    rate = read / step
+    rate = read / seconds
     return [
-        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GiB of weights: {rate / 2**30:.3g} GiB/s, "
-        f"{rate / results.rate:.0%} of this device's copy rate."
+        f"A plain round takes {1000 * seconds:.3g} ms and reads {read / 2**30:.2f} GiB of weights: "
+        f"{rate / 2**30:.3g} GiB/s, {rate / results.rate:.0%} of this device's copy rate."
     ]
 
 
@@ -225,10 +225,10 @@ def _methods(results: Diagnostics) -> list[str]:
 def _identity(results: Diagnostics) -> list[str]:
     differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
     lines = []
-    if results.exact.differing:
+    if results.invariance.differing:
         lines.append(
-            f"Tokens that are processed {' or '.join(results.exact.differing)} differ in the last bits from tokens "
-            f"that are processed one by one. {results.exact.remark} Please report this."
+            f"Tokens that are processed {' or '.join(results.invariance.differing)} differ in the last bits from "
+            f"tokens that are processed one by one. {results.invariance.remark} Please report this."
         )
     if not differing:
         tested = " that was tested" if results.left_out else ""
@@ -270,13 +270,13 @@ def _block(results: Diagnostics) -> list[str]:
         f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(subject)}",
         f"{subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
+        f"plain {1000 * results.plain.round_seconds:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
         f"took {results.seconds:.0f} s",
         *(
-            f"{name}: {run.tokens:.2f} tokens, {1000 * run.step:.3g} ms, {same[name]}"
+            f"{name}: {run.tokens:.2f} tokens, {1000 * run.round_seconds:.3g} ms, {same[name]}"
             for name, (run, _) in results.runs.items()
         ),
-        f"differences: {', '.join(results.exact.differing) or 'none'}; "
+        f"differences: {', '.join(results.invariance.differing) or 'none'}; "
         f"graphs: {graphs.disabled_reason(decoder) or 'as usual'}; "
         f"products: {', '.join(product_settings()) or 'as usual'}; "
         f"Triton kernels: {_kernel_summary(subject)}",

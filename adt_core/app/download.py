@@ -30,10 +30,10 @@ from tqdm import tqdm
 from ..errors import AdtError, Check, shown
 from ..files import inside, is_device, opened, parse_json, read_text, refuse_links, regular, to_json, write_in, writing
 from ..messages import Message, message
-from ..models.downloads import Download, Published, in_gigabytes, licences, page_of
 from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
-from ..run.checkpoints import default_folder
+from ..models.repositories import Download, Published, in_gigabytes, licences, page_of
+from ..run.model_files import default_folder
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
 STATE = ".adt-tree-download"
@@ -75,7 +75,7 @@ class DownloadProgress(NamedTuple):
     total: int = 0
 
 
-Report = Callable[[DownloadProgress], None]
+OnProgress = Callable[[DownloadProgress], None]
 """Progress callback."""
 
 
@@ -172,18 +172,18 @@ def _parts(row: Published, home: Path, drafters: Path) -> list[DownloadPart]:
     return [*(DownloadPart(part, home) for part in row.downloads), *drafter]
 
 
-def terms(parts: Sequence[DownloadPart]) -> Message:
+def download_terms(parts: Sequence[DownloadPart]) -> Message:
     """Return the licences of parts, and the page of the first part, where gated models are accepted."""
     downloads = [part.download for part in parts]
     return message("download.licence", licence=licences(downloads), page=page_of(downloads[0].repository))
 
 
-def download(parts: Sequence[DownloadPart], report: Report, check: Check) -> None:
+def download_parts(parts: Sequence[DownloadPart], on_progress: OnProgress, check: Check) -> None:
     """Download the missing files of a model. An interrupted download is resumed.
 
     Args:
         parts: Parts of the model. The first part is the model's own repository.
-        report: Progress callback, called a few times per second.
+        on_progress: Progress callback, called a few times per second.
         check: Cancellation callback, called ten times per second. If it raises an exception, the download stops
             immediately.
 
@@ -191,7 +191,7 @@ def download(parts: Sequence[DownloadPart], report: Report, check: Check) -> Non
         AdtError: If the Hub rejects the request or cannot be reached, if it lacks files or has others than before, if
             existing files differ from the published ones, or if the disk has too little space.
     """
-    meter = _Meter(report, check)
+    meter = _Meter(on_progress, check)
     with _locked({os.path.realpath(part.home) for part in parts}, meter):
         meter.say("listing")
         listed = [file for part in parts for file in _list(part, meter)]
@@ -459,15 +459,15 @@ def kept_message(parts: Sequence[DownloadPart]) -> Message:
 class _Meter:
     """Callbacks of a download, its files, and the rate of the last seconds."""
 
-    def __init__(self, report: Report, check: Check):
-        self._report = report
+    def __init__(self, on_progress: OnProgress, check: Check):
+        self._on_progress = on_progress
         self.check = check
         self.files: list[_File] = []
         self._samples: deque[tuple[float, int]] = deque()  # (time, bytes) of the last _RATE_WINDOW seconds
 
     def say(self, state: str, **parameters: str | int) -> None:
         """Report a state without a number of bytes."""
-        self._report(DownloadProgress(message(f"download.{state}", **parameters)))
+        self._on_progress(DownloadProgress(message(f"download.{state}", **parameters)))
 
     def pause(self, seconds: float) -> None:
         """Wait for a time, and check for cancellation."""
@@ -492,7 +492,7 @@ class _Meter:
             self._samples.popleft()
         elapsed = now - self._samples[0][0]
         rate = (done - self._samples[0][1]) / elapsed if elapsed > 0 else 0.0
-        self._report(DownloadProgress(progress_message(done, total, rate), done, total))
+        self._on_progress(DownloadProgress(progress_message(done, total, rate), done, total))
 
 
 def _unit_of(total: int) -> tuple[float, str]:
@@ -546,15 +546,15 @@ def run(name: str, to: Path | None = None) -> str:
     """
     parts = find_parts(name, to or default_folder())
     own = parts[0]
-    tqdm.write(f"{own.download.name}: {terms(parts)}", file=sys.stderr)
+    tqdm.write(f"{own.download.name}: {download_terms(parts)}", file=sys.stderr)
     with tqdm(unit="B", unit_scale=True, leave=False) as bar:
 
-        def report(progress: DownloadProgress) -> None:
+        def on_progress(progress: DownloadProgress) -> None:
             bar.total = progress.total or None
             bar.bar_format = None if progress.total else "{desc}"
             bar.set_description_str("Downloading" if progress.total else progress.message, refresh=False)
             bar.n = progress.done
             bar.refresh()
 
-        download(parts, report, lambda: None)
+        download_parts(parts, on_progress, lambda: None)
     return f"{own.download.name} is complete: {own.folder if own.download.folder else own.home / own.download.name}"

@@ -18,16 +18,16 @@ from ..errors import AdtError, shown
 from ..files import write, write_json
 from ..recipe import AUTO
 from ..run import tars
-from ..run.checkpoints import model_files
 from ..run.images import check_outputs
 from ..run.jobs import Job, JobList, PromptEntry
 from ..run.lines import ImageLines, check_lines, shard_path
+from ..run.model_files import model_files
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import PART_FACTOR, public_name, split
 from ..run.stats import ComparedTotals
 from ..run.store import Identity, PngStore, Store, clashing_images
 from ..run.truncation import RAISE
-from ..settings import UPSTREAM
+from ..settings import ORIGINAL_SCRIPT
 from . import continuation, workers
 from .args import WEBDATASET, GenerateArgs, given_paths
 from .generate_worker import FinishedImage, GenerateFacts, GeneratePlan, GenerateWorker
@@ -56,7 +56,7 @@ def plan(args: GenerateArgs) -> GeneratePlan:
         recipe.drafting.check_options(given)
     if args.files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("compare.no_method")
-    if recipe.sampling.noise == UPSTREAM and recipe.sampling.noise_batch is None:
+    if recipe.sampling.noise == ORIGINAL_SCRIPT and recipe.sampling.noise_batch is None:
         # The noise depends on the number of images per prompt, and a part may contain only some of these.
         given = {**given, "noise_batch": recipe.image_index + args.batch.num_images_per_prompt}
         recipe = resolve_recipe(given, hardware)

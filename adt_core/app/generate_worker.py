@@ -13,7 +13,7 @@ from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run import race
 from ..run.batch_size import default_batch_size
-from ..run.jobs import Job, JobList, fit
+from ..run.jobs import Job, JobList, fit_jobs
 from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import Finished
@@ -178,7 +178,7 @@ class GenerateWorker:
     def _row(self, jobs: Sequence[Job]) -> Iterator[GenerateStep]:
         """Decode images with equal settings."""
         pipeline = self._pipeline.of_row(jobs[0].settings)
-        jobs, left_out = fit(jobs, pipeline.check_prompt, self._mode)
+        jobs, left_out = fit_jobs(jobs, pipeline.check_prompt, self._mode)
         if left_out:
             yield GenerateStep(left_out=left_out)
         if jobs and self._plan.args.files.compare:

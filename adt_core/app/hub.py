@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from ..errors import AdtError, Check, one_line, shown
 from ..files import parse_json, read_text
-from ..models.downloads import page_of
+from ..models.repositories import page_of
 
 OFTEN = 0.1
 """Seconds between two calls of the cancellation callback."""

@@ -58,6 +58,15 @@ def inspect(path: str) -> list[dict]:
     return [_describe(checkpoint) for checkpoint in (open_checkpoint(path), *drafters)]
 
 
+def is_complete(path: str) -> bool:
+    """Return whether a checkpoint is complete according to the headers of its files."""
+    try:
+        found = inspect(path)[0]
+    except AdtError:
+        return False
+    return not found["missing"] and not found["to_do"]
+
+
 def _describe(checkpoint: Checkpoint) -> dict:
     describe_role = _drafter if "fc.weight" in checkpoint.names else _target
     figures, entries, unneeded = describe_role(checkpoint)

@@ -32,7 +32,7 @@ from ..untrusted import Kind, record
 from .csv_tables import read_table
 from .parquet import read_rows
 
-FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
+PROMPT_FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 """Suffixes of files that need no further package. A file with another suffix is read as plain text.
 
 The command line also reads `PARQUET`."""

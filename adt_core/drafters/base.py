@@ -33,14 +33,14 @@ class Prefill:
         features: [R, n, h], the target's features of all tokens of the prompt and prefix.
         ids: [R, n]. Column i is the id of token i + 1, and column i of `features` belongs to token i. So the last
             column is the first decoded token.
-        step: Positions and attention mask of the forward pass.
+        metadata: Positions and attention mask of the forward pass.
         z: [B, 1, V], processed logits from which the first token was sampled.
         position: Raster position of the first decoded token.
     """
 
     features: Tensor
     ids: Tensor
-    step: AttentionMetadata
+    metadata: AttentionMetadata
     z: Tensor
     position: int
 

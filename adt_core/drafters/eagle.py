@@ -188,10 +188,10 @@ class EagleProposer(Proposer):
 
     def begin(self, prefill: Prefill) -> None:
         """Read the pairs of the prompts and prefixes."""
-        step = self.rows.prefill() if self._sees_padding else prefill.step
+        metadata = self.rows.prefill() if self._sees_padding else prefill.metadata
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
-        self.root_feature = self._run(ids, prefill.features, self._context(step))[:, -1:].clone()
+        self.root_feature = self._run(ids, prefill.features, self._context(metadata))[:, -1:].clone()
 
     def on_verified(self, verified: Verified) -> None:
         """Read the pairs of the accepted path."""
@@ -222,7 +222,7 @@ class EagleProposer(Proposer):
 
     def context_ahead(self, roots: Roots, count: int) -> LayerContext:
         """Return positions and mask of a forward pass over the pairs of `count` successive tokens, the root first."""
-        return self._context(self.rows.causal_step(roots, count))
+        return self._context(self.rows.causal_metadata(roots, count))
 
     def paired_codes(self, tokens: Tensor) -> Tensor:
         """Return the codes with which the features of successive tokens are paired, a view [B, m].
@@ -272,8 +272,8 @@ class EagleProposer(Proposer):
         # The root is in every lineage, so the negated column of the root is a column of False.
         mask = torch.cat([lineages[..., 1:], ~lineages[..., :1]], 2)
         mask.diagonal(dim1=1, dim2=2).fill_(True)
-        step = self.rows.step(verified.roots, 0, tree.depths.gather(1, parents), mask)
-        out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), self._context(step))
+        metadata = self.rows.metadata(verified.roots, 0, tree.depths.gather(1, parents), mask)
+        out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), self._context(metadata))
         # Pairs to keep in the cache: the pairs of the accepted drafts (the pair of node i has the index i - 1), then
         # the pair of the next root, which is the last pair. In the example: path 0, 1 -> pairs 0, 3.
         path = (acceptance.drafts - 1).clamp_min(0).scatter_(1, acceptance.accepted, tree.size - 1)
@@ -287,8 +287,8 @@ class EagleProposer(Proposer):
         """Return the token ids [R, n] for the codes [B, n] with which n features are paired."""
         return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids.take(codes))
 
-    def _context(self, step: AttentionMetadata) -> LayerContext:
-        return LayerContext.of(step, self._rope, self._drafter.config)
+    def _context(self, metadata: AttentionMetadata) -> LayerContext:
+        return LayerContext.of(metadata, self._rope, self._drafter.config)
 
     def _run(self, ids: Tensor, features: Tensor, context: LayerContext) -> Tensor:
         self.forwards += 1
@@ -353,9 +353,9 @@ class EagleProposer(Proposer):
             scores.append(total[:, 0])
             if level == len(biases) or growth.has_ended(total):
                 break
-            step = self.rows.step(roots, level - 1, level - 1, None)
+            metadata = self.rows.metadata(roots, level - 1, level - 1, None)
             codes = tokens[-2] if self._drafter.pairing.late else tokens[-1]
-            out = self._run(self._ids(codes), out, self._context(step))
+            out = self._run(self._ids(codes), out, self._context(metadata))
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, sizes: TreeSizes) -> DraftTree:
@@ -386,11 +386,11 @@ class EagleProposer(Proposer):
             itself = torch.eye(count, dtype=torch.bool, device=fed.device).expand(len(fed), -1, -1)
             seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
             visible = torch.cat([seen, itself], -1)
-            step = self.rows.step(roots, visible.shape[-1] - count, level - 1, visible)
+            metadata = self.rows.metadata(roots, visible.shape[-1] - count, level - 1, visible)
             before = fed
             fed = tokens.flatten(1).gather(1, beam)
             codes = before.gather(1, parent) if self._drafter.pairing.late else fed
-            out = self._run(self._ids(codes), self.rows.gather(out, parent), self._context(step))
+            out = self._run(self._ids(codes), self.rows.gather(out, parent), self._context(metadata))
         drafts = self.context.size(pool.usable, min(sizes.drafts, pool.count))
         return pool.rerank(roots.codes, drafts, sizes.budgets)
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode, check_fit
-from ..policies.costs import CostEstimate
+from ..policies.cost_profile import CostEstimate
 from ..rules.noise import Noise
 from ..rules.sampling import is_finite
 from ..rules.tree import DraftTree, chain
@@ -42,7 +42,7 @@ from .calibration import CLASSES, UNCHANGED, UNREAD, Calibration, Forecast, fres
 LEFT_WEIGHT = 0.25
 """Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
 # The GPU costs here and in merged.py approximate an H100 (docs/gpu.md). There, a round with 24 drafts takes as long as
-# 1.15 plain rounds in the mode `window`, and 1.38 plain rounds in the mode `both`. A round with 64 drafts takes 1.96
+# 1.15 plain rounds in the mode `window`, and 1.38 plain rounds in the mode `merged`. A round with 64 drafts takes 1.96
 # plain rounds.
 CHAIN = DraftMode(
     "chain",

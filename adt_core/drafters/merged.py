@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode
-from ..policies.costs import CostEstimate
+from ..policies.cost_profile import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
 from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
@@ -41,8 +41,8 @@ from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
 MIN_CANDIDATES = 3
 """Minimum number of candidates at a position. With a single candidate, softmax always gives the probability 1."""
-BOTH = DraftMode(
-    "both",
+MERGED = DraftMode(
+    "merged",
     accepted=((0, 0.0), (4, 2.65), (8, 3.9), (12, 4.84), (16, 5.65), (24, 7.3), (31, 8.04), (63, 10.29)),
     cpu_cost=CostEstimate(1.0, 0.025),
     gpu_cost=CostEstimate(0.2, 0.003),
@@ -75,7 +75,7 @@ class MergedDrafter(Drafter):
 
     defaults = JacobiDrafter.defaults
     gpu_defaults = JacobiDrafter.gpu_defaults
-    modes = CHAIN, BOTH
+    modes = CHAIN, MERGED
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -142,7 +142,7 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, sizes: TreeSizes) -> DraftTree:
         window = self._window.open_window(roots, sizes)
-        self._uses_network = window.depth > 0 and sizes.mode in ("", BOTH.name)
+        self._uses_network = window.depth > 0 and sizes.mode in ("", MERGED.name)
         if not self._uses_network:
             return self._window.build_tree(window, sizes)
         if self._has_unread:

@@ -20,14 +20,14 @@ class Conditions:
     """Everything that determines trees and rounding, apart from the recipe and the request.
 
     Attributes:
-        exact: Result of the trial of batch-invariant mode (:mod:`.device.invariance`).
+        invariance: Result of the trial of batch-invariant mode (:mod:`.device.invariance`).
         kernels: Choice of Triton kernels for the target; empty on devices without kernels.
         threads: Choice of the number of CPU threads. Costs are learned only for the number of the first round.
     """
 
     def __init__(self, request: Request):
         self._request = request
-        self.exact = InvarianceReport()
+        self.invariance = InvarianceReport()
         self.kernels: tuple[Verdict, ...] = ()
         self.threads = ThreadChoice(request.threads, request.threads)
 
@@ -52,14 +52,14 @@ class Conditions:
             except KernelError as error:
                 choice.switch_off(str(error))
                 self._check_operations()
-        decoder.fallback = self.exact.fallback
+        decoder.fallback = self.invariance.fallback
         self.threads = prepare_products(self._request)
         costs.choose_profile(batch_size, self.threads.first)
 
     def _check_operations(self) -> None:
         self.kernels = chosen_kernels(self._request)
         check_products(self._request.target.decoder.weights, self.kernels)
-        self.exact = invariance_report(self._request, self.kernels)
+        self.invariance = invariance_report(self._request, self.kernels)
 
     def check_kernels(self) -> None:
         """Raise KernelError if another decoding has switched the kernels off: the rest of an image would differ."""

@@ -24,9 +24,8 @@ from ..kernels import choice, first_use
 from ..kernels.choice import KernelError
 from ..models.target import Target
 from ..models.torch_state import own_torch_state
-from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
+from ..policies import PLAIN_SHAPE, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
-from . import pool
 from .budget import Budget
 from .conditions import Conditions
 from .device.costs import Costs
@@ -115,9 +114,9 @@ class Decoding:
         return [image for image, active in zip(slots.images, slots.active) if active] if slots else []
 
     @property
-    def exact(self) -> InvarianceReport:
+    def invariance(self) -> InvarianceReport:
         """Result of the trial of batch-invariant mode (:mod:`.device.invariance`). It is empty before iteration."""
-        return self._conditions.exact
+        return self._conditions.invariance
 
     @property
     def threads(self) -> ThreadChoice:
@@ -182,7 +181,7 @@ class Decoding:
         with own_torch_state():
             self._fix_conditions()
         self._queue = queue = ImageQueue(
-            self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
+            self.request, lambda: self._policy.begin() and self.invariance.is_drafting, self._record_first_tokens
         )
         queue.begin(list(range(self.images)), self.batch_size)
         try:
@@ -223,7 +222,7 @@ class Decoding:
                 prepare = self._forget_captured_rounds
             except (MemoryError, RuntimeError) as error:
                 prepare = self._free_memory
-                is_least = self.batch_size == 1 and not pool.held_bytes(self.target.decoder)
+                is_least = self.batch_size == 1 and not self.target.decoder.pool_bytes
                 if is_least or not is_out_of_memory(error):
                     raise
             # Drop both references, so that the slots' tensors can be freed. Python has already deleted the exception.
@@ -233,13 +232,13 @@ class Decoding:
 
     def _forget_captured_rounds(self) -> None:
         """Free the pool, whose graphs may contain kernels that are off now, and fix the new conditions."""
-        pool.release(self.target.decoder)
+        self.target.decoder.free_pool()
         self._fix_conditions()
 
     def _free_memory(self) -> None:
         """Free the pool of slots. If the pool is empty, halve `batch_size`."""
-        if pool.held_bytes(self.target.decoder):
-            pool.release(self.target.decoder)
+        if self.target.decoder.pool_bytes:
+            self.target.decoder.free_pool()
         else:
             self.batch_size //= 2
             images = f"{self.batch_size} images" if self.batch_size > 1 else "one image"
@@ -312,8 +311,8 @@ def _watched(decoding: Decoding, rounds: Generator[Round, None, None]) -> Genera
 def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
     """Return the maximum size of the next draft tree of every slot, as chosen by the policy."""
     if slots.proposer is None:
-        return [NO_DRAFTS] * len(slots)
+        return [PLAIN_SHAPE] * len(slots)
     every = zip(slots.images, slots.positions, slots.active)
     active = [ActiveImage(image, position) for image, position, is_active in every if is_active]
     chosen = map(slots.request.cut, policy.choose(active))
-    return [next(chosen) if is_active else NO_DRAFTS for is_active in slots.active]
+    return [next(chosen) if is_active else PLAIN_SHAPE for is_active in slots.active]

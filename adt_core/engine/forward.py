@@ -17,13 +17,13 @@ from .request import PREFIX_CHUNK
 from .slots import Slots
 
 
-def forward(slots: Slots, codes: Tensor, step: AttentionMetadata, first: int = 0) -> Tensor:
+def forward(slots: Slots, codes: Tensor, metadata: AttentionMetadata, first: int = 0) -> Tensor:
     """Run the target on tokens that follow the committed tokens of each image.
 
     Args:
         slots: State of the images. The forward pass writes to its KV cache.
         codes: [B, n], codes of the tokens.
-        step: Positions and attention mask of the tokens.
+        metadata: Positions and attention mask of the tokens.
         first: Number of tokens from the root on that earlier forward passes have read.
 
     Returns:
@@ -34,9 +34,9 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata, first: int = 0
     decoder = request.target.decoder
     ids = rows.spread(decoder.image_ids.take(codes))
     if decoder.tile:
-        step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset + first, request.near)
+        metadata = rows.split_near_keys(metadata, rows.spread(slots.roots.at) + rows.cache_offset + first, request.near)
     check = None if request.replayed else request.check  # an exception from `check` would break a graph capture
-    return decoder(ids, step, slots.cache, slots.tables.rope, check)
+    return decoder(ids, metadata, slots.cache, slots.tables.rope, check)
 
 
 def read_causally(slots: Slots, codes: Tensor) -> Tensor:
@@ -56,13 +56,15 @@ def read_causally(slots: Slots, codes: Tensor) -> Tensor:
     features = []
     for first in range(0, size, chunk):
         own = at[:, first : first + chunk]
-        step = slots.rows.causal_step(slots.roots, size) if size <= chunk else None
-        step = step or slots.rows.step(slots.roots, first, own, own[..., None] >= at[:, None, : first + chunk])
-        features.append(forward(slots, codes[:, first : first + chunk], step, first))
+        if size <= chunk:
+            metadata = slots.rows.causal_metadata(slots.roots, size)
+        else:
+            metadata = slots.rows.metadata(slots.roots, first, own, own[..., None] >= at[:, None, : first + chunk])
+        features.append(forward(slots, codes[:, first : first + chunk], metadata, first))
     return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
-def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
+def prefill(slots: Slots, metadata: AttentionMetadata) -> Tensor:
     """Run the target on the prompts and prefixes.
 
     Without batch-invariant mode, one forward pass reads all tokens. In batch-invariant mode
@@ -73,7 +75,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
 
     Args:
         slots: State of the images. The forward passes write to its KV cache.
-        step: Positions and attention mask of all tokens.
+        metadata: Positions and attention mask of all tokens.
 
     Returns:
         [R, n, h], features of all n tokens of the prompts and prefixes, padding included.
@@ -90,7 +92,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     starts = [*([0] if unsplit else []), *range(unsplit, rows.length, PREFIX_CHUNK)]
     features = []
     for start, end in zip(starts, [*starts[1:], rows.length]):
-        part = step.part(start, end)
+        part = metadata.part(start, end)
         if start >= unsplit:
             part = rows.split_near_keys(part, start, request.near)
         inputs = None if rows.features is None else rows.features[:, start:end]

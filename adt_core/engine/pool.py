@@ -1,9 +1,9 @@
 """Pool of slots that stay in a GPU's memory between decodings: KV caches, state and captured graphs.
 
-A *set of slots* is one :class:`Slots` object. The *plan* of a set (:func:`plan_of`) is a key: two sets with the same
-plan have the same memory layout. A decoding computes the plan that it needs. If the pool has a set with this plan, the
-decoding reuses the set and its captured graphs. The pool holds several sets, because decodings with different methods
-may alternate, for example when a user compares two methods.
+A *set of slots* is one :class:`Slots` object. The *layout* of a set (:func:`layout_of`) is a key: two sets with the
+same layout use their memory in the same way. A decoding computes the layout that it needs. If the pool has a set with
+this layout, the decoding reuses the set and its captured graphs. The pool holds several sets, because decodings with
+different methods may alternate, for example when a user compares two methods.
 
 Captured graphs read the weights of one decoder. Therefore the pool is an attribute of this decoder. When the decoder is
 freed, its pool is freed too.
@@ -29,8 +29,8 @@ MEMORY_SHARE = 1 / 4
 """Maximum share of the device's memory for the pool. A pool with only one set of slots may be larger."""
 
 
-def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return the plan of a set of slots. Sets with the same plan have the same memory layout and can share graphs.
+def layout_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
+    """Return the layout of a set of slots. Sets with the same layout use memory in the same way and can share graphs.
 
     Args:
         drafter: Drafter in use, or None.
@@ -54,32 +54,22 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
 
 
 def put(decoder: Decoder, slots: Slots) -> None:
-    """Put a set of slots into the pool, for the next decoding with the same plan.
+    """Put a set of slots into the pool, for the next decoding with the same layout.
 
     If the pool exceeds `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped.
     """
     sets = decoder.pooled_slots
     device = slots.rows.device
-    sets.pop(slots.plan, None)
-    sets[slots.plan] = slots
+    sets.pop(slots.layout, None)
+    sets[slots.layout] = slots
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-    while len(sets) > MAX_POOLED or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
+    while len(sets) > MAX_POOLED or len(sets) > 1 and decoder.pool_bytes > MEMORY_SHARE * memory:
         del sets[next(iter(sets))]
 
 
-def take(decoder: Decoder, plan: Hashable) -> Slots | None:
-    """Remove the slots of a plan from the pool and return them; None if the pool has no such slots."""
-    return decoder.pooled_slots.pop(plan, None)
-
-
-def release(decoder: Decoder) -> None:
-    """Free the pool, for example before the weights are moved."""
-    decoder.pooled_slots.clear()
-
-
-def held_bytes(decoder: Decoder) -> int:
-    """Return the bytes of device memory that `release` would free."""
-    return sum(slots.num_bytes for slots in pooled(decoder))
+def take(decoder: Decoder, layout: Hashable) -> Slots | None:
+    """Remove the slots of a layout from the pool and return them; None if the pool has no such slots."""
+    return decoder.pooled_slots.pop(layout, None)
 
 
 def pooled(decoder: Decoder) -> list[Slots]:

@@ -16,8 +16,8 @@ from ..drafters import Drafter, Prefill
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..rules.noise import KeyedNoise, Noise, NoiseKind
-from ..rules.upstream import UpstreamNoise
-from ..settings import UPSTREAM
+from ..rules.script_noise import ScriptNoise
+from ..settings import ORIGINAL_SCRIPT
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
@@ -100,7 +100,7 @@ class ImageQueue:
     def _enter_all(self) -> Slots:
         """Let the next images enter all slots.
 
-        Slots with the same plan (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
+        Slots with the same layout (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
         from the pool.
 
         Returns:
@@ -109,24 +109,24 @@ class ImageQueue:
         request = self._request
         count = min(self._max_batch_size, len(self._waiting))
         self._drafter = request.active_drafter if self._drafts() else None
-        plan = pool.plan_of(request, count, self._drafter)
+        layout = pool.layout_of(request, count, self._drafter)
         before = self.slots
-        if request.replayed and (before is None or before.plan != plan):
+        if request.replayed and (before is None or before.layout != layout):
             self.leave()
-            before = self.slots = pool.take(request.target.decoder, plan)
-        if before is not None and before.plan == plan:
+            before = self.slots = pool.take(request.target.decoder, layout)
+        if before is not None and before.layout == layout:
             before.restart(self._enter(count))
             return before
         before = self.slots = None  # free the memory of the old slots before allocating new ones
         slots = self._enter(count, request.cache_length)
-        slots.plan = plan
+        slots.layout = layout
         return slots
 
     def leave(self) -> None:
         """End the decoding. If rounds are replayed (on a GPU), put the slots into the pool for the next decoding."""
         slots = self.slots
         self.slots = None
-        if slots is not None and slots.plan is not None and self._request.replayed:
+        if slots is not None and slots.layout is not None and self._request.replayed:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:
@@ -146,8 +146,8 @@ class ImageQueue:
         request = self._request
         slots = self._new_slots(images, cache_length)
         rows = slots.rows
-        step = rows.prefill()
-        features = prefill(slots, step)
+        metadata = rows.prefill()
+        features = prefill(slots, metadata)
         z = logits(slots, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
         first = add_noise(slots, z, 0)[:, 0].argmax(-1)
         given = request.kept.tokens[images, request.start].to(first.device)
@@ -157,7 +157,7 @@ class ImageQueue:
         if self._drafter is not None:
             slots.proposer = self._drafter.proposer(request.context(), rows, slots.noise)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(request.target.decoder.image_ids[first[:, None]])], 1)
-            slots.proposer.begin(Prefill(features, ids, step, z, request.start))
+            slots.proposer.begin(Prefill(features, ids, metadata, z, request.start))
         self._entered(slots, time.perf_counter() - started)
         slots.prepare_noise()
         return slots
@@ -192,12 +192,12 @@ class ImageQueue:
         """Return the generator of noise for all images. The noise has the dtype and the device of `like`."""
         request = self._request
         target = self._request.target
-        if request.sampling.noise != UPSTREAM:
+        if request.sampling.noise != ORIGINAL_SCRIPT:
             return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
         # The model's original script samples header tokens before the first image token, but not after kept tokens.
         before = 0 if request.start else target.script_header
-        return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
+        return ScriptNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
         """Return the lookup tables. They are made at the first call, and all images share them."""

@@ -23,8 +23,8 @@ from ..models.torch_state import own_torch_state
 from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..recipe import Recipe
 from ..rules.noise import Key
-from ..rules.upstream import noise_device
-from ..settings import UPSTREAM, Lantern, Sampling
+from ..rules.script_noise import noise_device
+from ..settings import ORIGINAL_SCRIPT, Lantern, Sampling
 from ..version import FORMAT
 from .kept import KeptTokens
 
@@ -126,7 +126,7 @@ class Request:
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
             raise AdtError("method.needs_drafter", method=method)
-        if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
+        if self.sampling.noise == ORIGINAL_SCRIPT and self.script_batch <= self._last_index:
             least = self._last_index + 1
             raise AdtError("noise_batch.too_small", value=self.script_batch, least=least)
 
@@ -288,7 +288,7 @@ class Request:
 
     def noise_settings(self) -> dict:
         """Return the settings that only the noise of the original script needs; {} with this package's own noise."""
-        if self.sampling.noise != UPSTREAM:
+        if self.sampling.noise != ORIGINAL_SCRIPT:
             return {}
         return {"noise_batch": self.script_batch, "noise_device": noise_device(self.target.decoder.embedding.device)}
 

@@ -50,7 +50,7 @@ from torch import Tensor
 from ..drafters import PlainRead, Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
-from ..policies import NO_DRAFTS, Shape
+from ..policies import PLAIN_SHAPE, Shape
 from ..rules.sampling import certainty, top_probability_and_entropy
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
@@ -210,7 +210,7 @@ def _plain_round(slots: Slots, size: int) -> tuple[Tensor, _LaunchInfo]:
     steps = slots.advances
     if size == 1:  # the usual case, with fewer operations
         tokens = roots.codes[:, None]
-        features = last = forward(slots, tokens, slots.rows.step(roots, 0, 0, None))
+        features = last = forward(slots, tokens, slots.rows.metadata(roots, 0, 0, None))
     else:
         runs = slots.run_lengths
         steps = (runs + 1) * steps
@@ -248,7 +248,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
         The target's features and scores at all nodes, and the accepted path of each image.
     """
     request = slots.request
-    features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
+    features = forward(slots, tree.tokens, slots.rows.metadata(slots.roots, 0, tree.depths, tree.ancestors))
     z = logits(slots, features, tree.depths)
     scores = add_noise(slots, z, tree.depths)
     emitted, finite = emitted_codes(scores)
@@ -307,7 +307,7 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     number of drafts stays the same, and its drafts below the new depth are excluded on the device.
     """
     if remaining <= 0:
-        return NO_DRAFTS
+        return PLAIN_SHAPE
     depth = min(shape.depth, remaining)
     branches = max(shape.drafts - shape.depth, 0)
     drafts = shape.drafts if shape.tree else min(shape.drafts, depth + branches)

@@ -38,7 +38,7 @@ class Slots:
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
         kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads any.
-        plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
+        layout: Key of these slots in the pool (`pool.layout_of`); None if the slots can't be reused.
         active: For each slot, whether its image is still being decoded. A finished image may stay in its slot.
         controls: Values that the host sets for each round, [B, 6] int64. The columns are: maximum depth, width and
             number of drafts of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
@@ -56,7 +56,7 @@ class Slots:
     graphs: Graphs
     proposer: Proposer | None = None
     kept: Tensor | None = None
-    plan: Hashable = None
+    layout: Hashable = None
 
     def __post_init__(self) -> None:
         self.active: list[bool] = [True] * len(self)
@@ -96,7 +96,7 @@ class Slots:
         self.active = [self.active[slot] for slot in slots]
         self.controls = self.controls[index]
         self._uploaded = []
-        self.plan = None
+        self.layout = None
         if self.proposer is not None:
             self.proposer.select(index, self.rows)
 
@@ -111,7 +111,7 @@ class Slots:
     def stop_drafting(self) -> None:
         """Switch to plain decoding and free the proposer."""
         self.proposer = None
-        self.plan = None
+        self.layout = None
 
     def admit(self, slots: list[int], others: Slots) -> None:
         """Replace the images of some slots.
@@ -137,7 +137,7 @@ class Slots:
             self.proposer.admit(index, others.proposer, self.rows)
 
     def restart(self, others: Slots) -> None:
-        """Replace all images and their request. `others` must have the same plan as these slots."""
+        """Replace all images and their request. `others` must have the same layout as these slots."""
         self.request = others.request
         self.admit(list(range(len(self))), others)
 

@@ -36,9 +36,9 @@ from ..models.target import Target
 from ..policies import DEFAULT, PLAIN, RELAXED
 from ..recipe import Placement, Recipe
 from ..run import race
-from ..run.checkpoints import model_files
 from ..run.images import check_outputs, open_image
 from ..run.jobs import JobList, PromptEntry
+from ..run.model_files import model_files
 from ..run.pipeline import Pipeline
 from ..run.resolve import Hardware, choose_device, resolve_recipe
 from ..run.runner import Finished
@@ -68,6 +68,11 @@ def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
     if network is not None:
         drafters |= {NETWORK: network, NETWORK + WITH_WINDOW: with_window(network)}
     return drafters
+
+
+def has_network(drafter: Drafter | None) -> bool:
+    """Return whether there is a drafter network, which most methods need. It has the argument of `drafters_by_name`."""
+    return NETWORK in drafters_by_name(drafter)
 
 
 @dataclass(frozen=True)
@@ -247,7 +252,7 @@ def load(benchmark: Benchmark, placement: Placement) -> BenchmarkWorker:
     return BenchmarkWorker(benchmark, pipelines)
 
 
-def measure(worker: BenchmarkWorker, folder: Path) -> Iterator[dict]:
+def measure_missing(worker: BenchmarkWorker, folder: Path) -> Iterator[dict]:
     """Measure the missing prompts in this process.
 
     Yields:
@@ -280,7 +285,7 @@ def collect(
 
     Yields:
         A record for every prompt of this shard, and for every prompt that other shards have measured; see
-        :func:`measure`.
+        :func:`measure_missing`.
     """
     done = open_records(folder, settings, shard)
     yield from done
@@ -365,7 +370,7 @@ def run(
     _check_files(benchmark, args, scores)
     scoring = choose_device(device if parallel.ray_address is None else "auto")
     count = len(benchmark.prompts)
-    metrics = quality.choose(**scores.flat(), count=count, device=scoring)
+    metrics = quality.choose_metrics(**scores.flat(), count=count, device=scoring)
     build = partial(load, benchmark, placement)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
     with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
@@ -378,7 +383,7 @@ def run(
             for record in collect(benchmark, settings, folder, mapped, args.stride):
                 records.append(record)
                 bar.update(record["prompt"] in mine)  # other shards' records don't count
-    table, paths = finish(benchmark, records, settings, folder, metrics)
+    table, paths = write_results(benchmark, records, settings, folder, metrics)
     if len(records) < count:
         table += f"\n{len(records)} of {count} prompts are measured; {REMAINING}"
     has_plots = any(path.suffix == ".png" for path in paths)
@@ -405,7 +410,7 @@ def merge(folder: Path) -> str:
     return table + missing
 
 
-def finish(
+def write_results(
     benchmark: Benchmark, records: list[dict], settings: dict, folder: Path, metrics: quality.QualityMetrics
 ) -> tuple[str, list[Path]]:
     """Score all images of each method together, and write the report.

@@ -63,7 +63,7 @@ HEADINGS = {
 """Headings of the columns of tables I to III."""
 
 
-class Published(NamedTuple):
+class PaperFigures(NamedTuple):
     """Figures of the paper for a method with Anole on MS-COCO 2017 at temperature 0; None if they are not known."""
 
     speedup: float
@@ -71,14 +71,14 @@ class Published(NamedTuple):
     depth: float | None = None
 
 
-PUBLISHED = {
-    BASELINE: Published(1.62),
-    BASELINE + RELAXED: Published(3.03),
-    ADT_TREE: Published(2.21, 3.40, 3.86),
-    ADT_TREE + RELAXED: Published(3.13, 4.86, 5.15),
+PAPER_FIGURES = {
+    BASELINE: PaperFigures(1.62),
+    BASELINE + RELAXED: PaperFigures(3.03),
+    ADT_TREE: PaperFigures(2.21, 3.40, 3.86),
+    ADT_TREE + RELAXED: PaperFigures(3.13, 4.86, 5.15),
 }
-PUBLISHED_MODEL = "anole"
-"""Part of the names of the models to which `PUBLISHED` applies."""
+PAPER_MODEL = "anole"
+"""Part of the names of the models to which `PAPER_FIGURES` applies."""
 FILES = ("paper.md", "paper.csv")
 
 
@@ -205,7 +205,7 @@ def markdown(rows: list[dict], settings: Mapping[str, Any]) -> str:
     notes = ["SR is the time of no drafting divided by that of the method, the median over the prompts."]
     tree = ", ".join(f"{name} {value}" for name, value in PAPER_TREE.items())
     notes.append(f"The paper's tree has {tree}; methods without 'top-k' draft coupled proposals.")
-    if PUBLISHED_MODEL in model.lower():
+    if PAPER_MODEL in model.lower():
         notes.append("Figures of the paper: Anole, MS-COCO 2017, temperature 0, on the authors' machine.")
     return "\n\n".join([*sections, " ".join(notes), report.conditions(settings)]) + "\n"
 
@@ -222,9 +222,9 @@ def _section(title: str, rows: list[dict], headings: Mapping[str, str], model: s
 def _extra(row: dict, model: str) -> dict[str, Any]:
     """Return the values of a row that the summary lacks: the name of the method, and the paper's figures."""
     extra: dict[str, Any] = {"name": method_title(row["method"])}
-    published = PUBLISHED.get(row["method"])
-    if published is not None and PUBLISHED_MODEL in model.lower() and row["temperature"] == 0:
-        extra |= {"paper_speedup": published.speedup, "paper_tau": published.tau, "paper_depth": published.depth}
+    figures = PAPER_FIGURES.get(row["method"])
+    if figures is not None and PAPER_MODEL in model.lower() and row["temperature"] == 0:
+        extra |= {"paper_speedup": figures.speedup, "paper_tau": figures.tau, "paper_depth": figures.depth}
     return extra
 
 

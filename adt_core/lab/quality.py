@@ -63,7 +63,7 @@ class QualityMetrics(NamedTuple):
     note: str
 
 
-def choose(
+def choose_metrics(
     clip: OptionalPath,
     hps: OptionalPath,
     aesthetic: OptionalPath,

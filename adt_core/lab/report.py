@@ -132,7 +132,7 @@ def verdict(rows: list[dict], images: int) -> Message:
     changed = [row["method"] for row in drafted if row["identical"] < images]
     differing = join((method_title(name) for name in changed if RELAXED not in name), ", ")
     relaxed = join((method_title(name) for name in changed if RELAXED in name), ", ")
-    same = message("check.differs", methods=differing) if differing else message("check.same")
+    same = message("diagnostics.differs", methods=differing) if differing else message("diagnostics.same")
     if relaxed:
         same = join((same, message("benchmark.relaxed", methods=relaxed)))
     if not drafted:

@@ -110,8 +110,7 @@ def needed_count(target: Target, memory: float, on_cpu: bool = False) -> int:
         AdtError: If the memory is too small even for two buffers and the weights outside the layers.
     """
     decoder = target.decoder
-    drafter = 2 * layer_bytes(decoder)
-    work = image_bytes(target, on_cpu) + companion_bytes(target) + drafter
+    work = image_bytes(target, on_cpu) + beside_bytes(target)
     count = streamed_count(decoder, memory - work)
     if count is None:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (least_bytes(decoder) + work, memory))
@@ -137,3 +136,9 @@ def companion_bytes(target: Target) -> int:
     others = [module for module in (target.codec, target.text_encoder) if module is not None]
     parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
     return sum(part.numel() * part.element_size() for part in parts)
+
+
+def beside_bytes(target: Target) -> int:
+    """Return the bytes of the weights that run with a decoder: codec, text encoder and, as an estimate, a drafter."""
+    drafter = 2 * layer_bytes(target.decoder)
+    return companion_bytes(target) + drafter

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..messages import message
-from .downloads import Download, Published
 from .reading.checkpoint import Checkpoint
 from .reading.entries import Entry
+from .repositories import Download, Published
 from .target import Prompter, PublishedSampling, Target
 
 

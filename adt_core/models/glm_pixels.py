@@ -34,14 +34,17 @@ from ..errors import (
     wrap_library_errors,
 )
 from ..untrusted import whole_number
-from .families.glm_image import PIXELS
+from .families.glm_image import FAMILY, GLM, PIXELS
 from .reading.checkpoint import Checkpoint
 from .reading.entries import check_entries, fill, module_entries
 from .reading.fields import MOST, USUAL_MOST, read, read_json
 from .reading.t5 import t5_encoder
+from .target import Target
 
 STEPS = 50  # published default of the number of denoising steps
 GUIDANCE = 1.5  # published default of the guidance scale
+FOLDER = GLM.folder
+"""Folder of the published model, with both stages."""
 KIND = "GlmImageTransformer2DModel"
 """Class name in the transformer's config.json."""
 _LEAST = "0.37"
@@ -311,6 +314,16 @@ def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1).to(latents.device, vae.dtype) for values in moments)
     with checking(pipeline, check):
         return vae.decode(latents.to(vae.dtype) * std + mean, return_dict=False)[0]
+
+
+def codes_of(pipeline: Any) -> int:
+    """Return the number of different codes that the pipeline decodes."""
+    return pipeline.transformer.config.prior_vq_quantizer_codebook_size
+
+
+def decodes(pipeline: Any, target: Target) -> bool:
+    """Return whether the pipeline decodes the codes of a target."""
+    return target.family == FAMILY.name and len(target.codec.codebook) == codes_of(pipeline)
 
 
 @contextmanager

@@ -71,33 +71,33 @@ class LayerContext(NamedTuple):
     batched: BatchedAttention | None = None
 
     @classmethod
-    def of(cls, step: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
+    def of(cls, metadata: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
         """Return the context of a forward.
 
         Args:
             rope: Result of :func:`.rotary.rope_tables`.
             tile: Number of rows of a tile in batch-invariant mode, else 0.
         """
-        positions = step.positions.flatten()
-        if step.mrope_positions is not None and config.mrope_section is not None:
-            rope = rope_tables(config, rope[0], step.mrope_positions.flatten(0, 1))
+        positions = metadata.positions.flatten()
+        if metadata.mrope_positions is not None and config.mrope_section is not None:
+            rope = rope_tables(config, rope[0], metadata.mrope_positions.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
         heads = config.num_heads, config.num_kv_heads, config.head_dim
-        rotates = projection.uses_kernel(step.mask, *heads, config.qkv_bias, config.qk_norm)
+        rotates = projection.uses_kernel(metadata.mask, *heads, config.qkv_bias, config.qk_norm)
         layers = 0 if rotates else config.num_layers
         rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
-        tokens = step.positions.numel()
-        near_keys = step.near_keys
-        if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
-            return cls(tile, tokens, rotation, step.cache_position, step.mask, near_keys.by_path())
+        tokens = metadata.positions.numel()
+        near_keys = metadata.near_keys
+        if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(metadata.mask, *heads):
+            return cls(tile, tokens, rotation, metadata.cache_position, metadata.mask, near_keys.by_path())
         group = config.num_heads // config.num_kv_heads
-        mask = repeat_for_groups(step.mask, group)
+        mask = repeat_for_groups(metadata.mask, group)
         batched = None
         if near_keys is not None:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
         elif BatchedAttention.supports(mask, config.num_kv_heads):
             batched = BatchedAttention(mask, *heads[:2], len(rotation.cos), rotation.cos)
-        return cls(tile, tokens, rotation, step.cache_position, mask, near_keys, batched)
+        return cls(tile, tokens, rotation, metadata.cache_position, mask, near_keys, batched)
 
 
 @contextmanager
@@ -349,7 +349,7 @@ class Decoder(nn.Module):
             engine sets it when decoding starts.
         pads_single_row: Whether a product of one row is computed with two rows. The engine sets it when decoding
             starts, if float32 products of two or more rows are batch-invariant on this CPU.
-        pooled_slots: Unused batch slots by plan, oldest first. Only :mod:`..engine.pool` uses them. They are freed
+        pooled_slots: Unused batch slots by layout, oldest first. Only :mod:`..engine.pool` uses them. They are freed
             together with the weights.
         stream: A :class:`.streamed.LayerStream`, if some layers are not in the memory of the device, else None.
         flats: Main memory of layers that are or were streamed, by index. Only :mod:`.streamed` uses it.
@@ -415,7 +415,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        step: AttentionMetadata,
+        metadata: AttentionMetadata,
         cache: KVCache,
         rope: Rope,
         check: Check | None = None,
@@ -436,7 +436,7 @@ class Decoder(nn.Module):
         shape = x.shape
         tile = self._padded_to(self.tile, shape[0] * shape[1])
         x = pad_rows(x.flatten(0, 1), tile)
-        context = LayerContext.of(step, rope, self.config, tile)
+        context = LayerContext.of(metadata, rope, self.config, tile)
         with without_cudnn():
             for layer_cache, layer in zip(cache.data, self.running_layers()):
                 if check is not None:
@@ -449,6 +449,15 @@ class Decoder(nn.Module):
     def running_layers(self) -> Iterable[nn.Module]:
         """Return the layers in the order of a pass. Each is in the memory of the device until the next one."""
         return self.layers if self.stream is None else self.stream.over(self.layers)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of device memory that `free_pool` would free."""
+        return sum(slots.num_bytes for slots in self.pooled_slots.values())
+
+    def free_pool(self) -> None:
+        """Free the unused batch slots and their graphs, for example before the weights are moved."""
+        self.pooled_slots.clear()
 
     def first_layer(self) -> nn.Module:
         """Return the first layer. It is in the memory of the device until the next pass."""

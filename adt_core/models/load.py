@@ -12,13 +12,13 @@ from ..files import LARGEST_LIST, parse_json, read_text
 from ..settings import BUNDLED, RAM, Lantern
 from .allocation import allocate
 from .disk import stream_from_files
-from .downloads import Published
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import check_device, quantise
 from .reading.checkpoint import Checkpoint, NoWeights
 from .reading.entries import Entry, check_entries, fill
 from .reading.paths import home_of, name_of, resolve
+from .repositories import Published
 from .target import PublishedSampling, Target, Words
 from .torch_state import own_torch_state
 from .unsupported import refuse_kind, refuse_layout
@@ -94,7 +94,7 @@ def load_target(
     target = target_of(open_checkpoint(path), device, dtype, check, weights, exact, device_memory, memory)
     if str(path) == BUNDLED:
         target.name = BUNDLED
-        target.published = BUNDLED_SAMPLING
+        target.published_sampling = BUNDLED_SAMPLING
         target.words = bundled_words()
         target.prompter.name = "the bundled model"
     return target
@@ -130,7 +130,7 @@ def target_of(
     entries = family.entries(target, checkpoint)
     fill([entry for entry in entries if not entry.parameter.is_meta], checkpoint, check, filled)
     stream_from_files(target, family.entries, checkpoint, check)
-    target.published = family.sampling
+    target.published_sampling = family.sampling
     target.trained = family.trained
     return target
 
@@ -175,7 +175,7 @@ def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
             refuse_layout(place)
             raise
     except AdtError as error:
-        row = find_published(name_of(Path(path))) if role == "target" else None
+        row = published_at(path) if role == "target" else None
         if row is None:
             raise
         raise AdtError("model.incomplete", error=error, remedy=row.how_to_get(home_of(Path(path)))) from error
@@ -204,6 +204,11 @@ def find_published(name: str) -> Published | None:
         name: Name of the model's folder or file.
     """
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
+
+
+def published_at(path: str | Path) -> Published | None:
+    """Return the published model that a checkpoint contains according to the name of its folder or file, or None."""
+    return find_published(name_of(Path(path)))
 
 
 def published() -> list[Published]:

@@ -260,7 +260,7 @@ class BatchRows:
             mrope_positions[row, pad : pad + len(own)] = own
         return mrope_positions
 
-    def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
+    def metadata(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
         """Return the metadata of a forward of n tokens for each image, after the image's committed tokens.
 
         Args:
@@ -280,7 +280,7 @@ class BatchRows:
         #   second child     0 1 1 1 1 1 | 1 0 1
         positions = [] if roots.kv_length else [at for (at,) in roots.at.tolist()]
         if len(set(positions)) != 1:
-            return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
+            return self._ragged_metadata(roots, max(positions, default=0), first, offsets, own)
         start = self.cache_offset + positions[0]
         n = 1 if own is None else own.shape[1]
         cache_position = slice(start + first, start + first + n)
@@ -294,14 +294,14 @@ class BatchRows:
         mask[..., start:].masked_fill_(self.broadcast(~own[:, None]), -math.inf)
         return AttentionMetadata(position_ids, cache_position, mask)
 
-    def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
+    def causal_metadata(self, roots: Roots, n: int) -> AttentionMetadata:
         """Return the metadata of a forward of n consecutive tokens for each image, beginning with the root."""
         if n == 1:
-            return self.step(roots, 0, 0, None)
+            return self.metadata(roots, 0, 0, None)
         at = self.columns[:n].expand(len(roots.at), -1)
-        return self.step(roots, 0, at, at[..., None] >= at[:, None])
+        return self.metadata(roots, 0, at, at[..., None] >= at[:, None])
 
-    def split_near_keys(self, step: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
+    def split_near_keys(self, metadata: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
         """Return the metadata with near and far keys separated, for batch-invariant mode.
 
         Args:
@@ -311,16 +311,16 @@ class BatchRows:
                 None if all keys are near, including the keys of the prompt.
         """
         if near is None:
-            return replace(step, near_keys=NearKeys(None, step.mask.double()))
-        # Example: near = 2, cache_offset = 4, start = 6, and the tree in the comment in `step`. Its tokens are at cache
-        # positions 6, 7, 8. In plain decoding, either child would be at cache position 7.
+            return replace(metadata, near_keys=NearKeys(None, metadata.mask.double()))
+        # Example: near = 2, cache_offset = 4, start = 6, and the tree in the comment in `metadata`. Its tokens are at
+        # cache positions 6, 7, 8. In plain decoding, either child would be at cache position 7.
         #   far_until [4, 5, 5]: the token's position minus `near`, but not before the image
         #   columns   [4, 5, 6, 7, 8]: cache positions that are near for at least one token
-        #   is_near   root 1 1 1 1 1, children 0 1 1 1 1 (`mask` also masks what `step.mask` masks)
+        #   is_near   root 1 1 1 1 1, children 0 1 1 1 1 (`mask` also masks what `metadata.mask` masks)
         #   far       root sees 1 to 3, children see 1 to 4
-        seen = step.mask[:, 0]
-        end = step.end
-        far_until = (step.positions + self._shifts - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
+        seen = metadata.mask[:, 0]
+        end = metadata.end
+        far_until = (metadata.positions + self._shifts - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
         columns = columns.expand(self.count, -1)  # [R, w]
         exists = (columns >= 0) & (columns < end)
@@ -329,15 +329,15 @@ class BatchRows:
         mask = torch.where(is_near, seen.gather(2, columns[:, None].expand_as(is_near)), self._masked)[:, None]
         far = torch.where(self.columns[:end] < far_until, seen, self._masked)[:, None]
         bounds = torch.stack(torch.broadcast_tensors(self._hidden_until[:, None], far_until[..., 0]), -1)
-        return replace(step, mask=align_mask(far), near_keys=NearKeys(columns, mask.double(), bounds))
+        return replace(metadata, mask=align_mask(far), near_keys=NearKeys(columns, mask.double(), bounds))
 
-    def _ragged_step(
+    def _ragged_metadata(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None
     ) -> AttentionMetadata:
-        """Return the metadata of :meth:`step` for images at different positions, or at positions unknown to the host.
+        """Return the result of `metadata` for images at different positions, or at positions unknown to the host.
 
         Building the metadata takes several times as long as for equal positions. ``last`` is the largest raster
-        position of a root. The other arguments are as in :meth:`step`.
+        position of a root. The other arguments are as in `metadata`.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)

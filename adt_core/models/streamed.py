@@ -24,6 +24,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from ..messages import Message, message
 from .layers import Decoder, Layer
 from .pinned import CudaPinner, Pinner, pages, pin_all, unpin_all
 
@@ -126,6 +127,11 @@ class LayerStream:
 
     def __len__(self) -> int:
         return len(self._fetches)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Time to fetch all streamed layers in seconds, which is an estimate if it was not measured."""
+        return self.seconds or self.fetched_bytes / BANDWIDTH
 
     def measure(self, fetch: Callable[[], object], copy: Callable[[], object], device: torch.device) -> None:
         """Measure the time of a pass and the slowdown on a GPU.
@@ -275,7 +281,7 @@ def _stream(
 
 def release(decoder: Decoder) -> None:
     """Free the buffers. Streamed layers stay in main memory, as plain weights. Captured graphs are freed first."""
-    decoder.pooled_slots.clear()
+    decoder.free_pool()
     stream = decoder.stream
     decoder.stream = None
     if stream is not None:
@@ -293,6 +299,19 @@ def host_bandwidth(device: torch.device) -> float:
         source = source.pin_memory()
     space = torch.empty_like(source, device=device)
     return PROBE_BYTES / max(_seconds(lambda: space.copy_(source, non_blocking=True), device), 1e-9)
+
+
+def fetch_seconds(decoder: Decoder, count: int, device: torch.device) -> float:
+    """Return the time to fetch a number of layers for each pass in seconds; see :func:`host_bandwidth`."""
+    return count * layer_bytes(decoder) / host_bandwidth(device)
+
+
+def streamed_message(decoder: Decoder, count: int, seconds: float) -> Message:
+    """Return the message that a number of layers is streamed, which takes some seconds per pass."""
+    total = device_bytes(decoder, 0)
+    resident = total - count * layer_bytes(decoder)
+    sizes = {"resident": f"{resident / 2**30:.1f}", "total": f"{total / 2**30:.1f}"}
+    return message("weights.streamed", **sizes, seconds=f"{float(f'{seconds:.1g}'):g}")
 
 
 def named_tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:

@@ -226,7 +226,7 @@ class Target:
         lead_of: Function that returns rows and columns of the small image. Its argument is the grid of the image. None
             if the model generates no small image.
         sources: [rows, columns] int64 codes of each source image; see :meth:`with_sources`.
-        published: Sampling settings that the model's authors publish.
+        published_sampling: Sampling settings that the model's authors publish.
         trained: Range of image sizes in the training data, as in :class:`.family.Family`.
         words: All words that the model understands, if its vocabulary is small.
         script_vocab_size: Length of the logits from which the authors' published script samples, where tokens other
@@ -247,7 +247,7 @@ class Target:
     guidance_of: Callable[[float, tuple[int, int]], list[float]] | None = None
     lead_of: Callable[[tuple[int, int]], tuple[int, int]] | None = None
     sources: Sequence[Tensor] = ()
-    published: PublishedSampling = PublishedSampling()
+    published_sampling: PublishedSampling = PublishedSampling()
     trained: tuple[float, float] | None = None
     words: Words | None = None
     script_vocab_size: int = 0

@@ -17,7 +17,7 @@ from ..errors import AdtError
 from ..settings import choice, fraction, integer
 from ..trace import Round
 from .base import ActiveImage, Context, Policy, Shape
-from .fixed import FixedSettings
+from .fixed import ShapeSettings
 
 HORIZONTAL = "horizontal"
 VERTICAL = "vertical"
@@ -39,7 +39,7 @@ _WRAP_HELP = (
 
 
 @dataclass(frozen=True)
-class BoundedSettings(FixedSettings):
+class BoundedSettings(ShapeSettings):
     """Settings of a policy that adapts the shape of trees within bounds."""
 
     beta: float = fraction(

@@ -2,7 +2,7 @@
 
 A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain round is the time of a
 target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is the cost in plain
-rounds, from the cost profile of the device (:mod:`.costs`). w(n) is the expected number of tokens per image:
+rounds, from the cost profile of the device (:mod:`.cost_profile`). w(n) is the expected number of tokens per image:
 
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
@@ -39,7 +39,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ..trace import Round
-from .base import NO_DRAFTS, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
+from .base import PLAIN_SHAPE, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
 """Numbers of drafts per image from which the policy chooses on a CPU.
@@ -133,7 +133,7 @@ def sizes_of(mode: DraftMode, replayed: bool) -> tuple[int, ...]:
 def shape_of(mode: DraftMode, drafts: int) -> Shape:
     """Return the shape of a tree with this number of drafts in a draft mode."""
     width = min(mode.width, WIDTH)
-    return Shape(spine_length(drafts, width), width, drafts, mode=mode.name) if drafts else NO_DRAFTS
+    return Shape(spine_length(drafts, width), width, drafts, mode=mode.name) if drafts else PLAIN_SHAPE
 
 
 class Auto(Policy):
@@ -149,7 +149,7 @@ class Auto(Policy):
         assert profile is not None
         measured = [mode for mode in context.modes if mode.name in profile.costs]
         self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode, context.replayed)]
-        self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
+        self._plain = Choice(PLAIN_SHAPE, 0.0, profile.plain)
         self._pays = self.expected_speed_up() >= MIN_SPEED_UP
         self._chosen = self._plain
         self._last: Shape | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..settings import Settings, choice, fraction
 from ..trace import Round
-from .costs import CostEstimate, CostProfile, Curve, interpolated
+from .cost_profile import CostEstimate, CostProfile, Curve, interpolated
 
 if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
     from torch import Tensor
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     mode: str = ""
 
 
-NO_DRAFTS = Shape(0, 1, 0)
+PLAIN_SHAPE = Shape(0, 1, 0)
 """Shape of a tree without drafts."""
 _PROPOSAL_HELP = (
     "coupled: draft with the noise that the model samples with, so far more drafts are accepted. top-k: draft the "

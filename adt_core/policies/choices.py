@@ -28,7 +28,7 @@ CHOICES = {
 """Choices that the nodes offer: name in the nodes -> name on the command line. The first one is the default."""
 RELAXABLE = (DEFAULT, ADT_TREE, EAGLE2)
 """Methods that the command line offers with the suffix `RELAXED`."""
-_LIMITS = "lantern_delta", "lantern_lambda"
+_LIMITS = "lantern_delta", "lantern_factor"
 """Options that limit what LANTERN accepts. Only one of them can be given."""
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from ..untrusted import label, list_of, number, record, row, text, whole_number
 from .base import DraftMode
-from .costs import LONGEST_NAME, MOST_DECODINGS, MOST_DRAFTS, MOST_POINTS, MOST_STEPS, CostProfile, rounded
+from .cost_profile import LONGEST_NAME, MOST_DECODINGS, MOST_DRAFTS, MOST_POINTS, MOST_STEPS, CostProfile, rounded
 
 IDLE = 1.04
 """Cost of a round without drafts in a decoding that has a drafter."""

@@ -1,4 +1,4 @@
-"""Policies that choose the same tree shape in every round: plain decoding, EAGLE-2, and fixed trees from papers."""
+"""Policies that choose the same tree shape in every round: plain decoding, EAGLE-2, and static trees from papers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..settings import integer
-from .base import NO_DRAFTS, DraftSettings, Policy, Shape
+from .base import PLAIN_SHAPE, DraftSettings, Policy, Shape
 
 STATIC_TREES: dict[str, dict[str, int]] = {
     "mc_sim_7b_63": {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1, "000": 3, "0000": 2},
@@ -14,7 +14,7 @@ STATIC_TREES: dict[str, dict[str, int]] = {
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
-"""Fixed trees from papers (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by name.
+"""Static trees from papers (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by name.
 
 A tree is a dictionary. It has one entry for each node that has children. The value is the number of these children. The
 key is the path from the root to the node, with one digit per level: the rank among siblings. "" is the root, "0" is its
@@ -31,27 +31,27 @@ class Plain(Policy):
 
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
-        return NO_DRAFTS
+        return PLAIN_SHAPE
 
 
 @dataclass(frozen=True)
-class FixedSettings(DraftSettings):
-    """Settings of :class:`Fixed`."""
+class ShapeSettings(DraftSettings):
+    """Settings of :class:`Eagle2`."""
 
     depth: int = integer(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
     width: int = integer(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
     drafts: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
 
 
-class Fixed(Policy):
+class Eagle2(Policy):
     """Policy with the same shape in every round. With a drafter network, this is EAGLE-2 (arXiv 2406.16858)."""
 
-    settings_type = FixedSettings
+    settings_type = ShapeSettings
     help = "the tree of the EAGLE-2 paper, with the same shape everywhere"
 
 
 class Static(Policy):
-    """Policy that uses a fixed tree from a paper in every round. A subclass sets `tree` to a key of `STATIC_TREES`."""
+    """Policy that uses a static tree from a paper in every round. A subclass sets `tree` to a key of `STATIC_TREES`."""
 
     tree: ClassVar[str]
     help = "a published tree with the same nodes everywhere"
@@ -64,7 +64,7 @@ class Static(Policy):
 
 
 def static(name: str) -> type[Static]:
-    """Return the policy for a fixed tree from a paper.
+    """Return the policy for a static tree from a paper.
 
     Args:
         name: Key of `STATIC_TREES`.

@@ -11,7 +11,7 @@ from ..settings import Option
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
 from .base import DraftSettings, Policy
-from .fixed import STATIC_TREES, Fixed, Plain, static
+from .fixed import STATIC_TREES, Eagle2, Plain, static
 from .predicted import Predicted
 
 PLAIN = "no-drafting"
@@ -25,7 +25,7 @@ EAGLE2 = "eagle2"
 POLICIES: dict[str, type[Policy]] = {
     DEFAULT: Auto,
     ADT_TREE: AdtTree,
-    EAGLE2: Fixed,
+    EAGLE2: Eagle2,
     PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
     "predicted": Predicted,

@@ -1,8 +1,8 @@
 """Gumbel(0, 1) noise for every position and token of an image, made while the image is decoded.
 
 The sampled token is `argmax(logits + noise)`; see :mod:`.sampling`. This module makes keyed noise: each number depends
-only on the seed, the image index, the position and the token. :mod:`.upstream` makes the noise of the model authors'
-scripts.
+only on the seed, the image index, the position and the token. :mod:`.script_noise` makes the noise of the model
+authors' scripts.
 
 The noise of an entire image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 tokens. So memory holds
 only the rows near the current position, and new rows are made a few at a time.

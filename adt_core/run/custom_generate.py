@@ -159,7 +159,7 @@ def custom_generate(
     target = target_of(checkpoint, model.device, model.dtype, device_memory=math.inf, filled=share)  # streams no layer
     target = target if size is None else target.sized(*size)
     given = {"model": folder, "drafter": drafter and str(drafter), "dtype": target.loaded["dtype"], **options}
-    recipe = resolve_recipe(given, Hardware.of(model.device), target.published)
+    recipe = resolve_recipe(given, Hardware.of(model.device), target.published_sampling)
     loaded = replace(Pipeline(target, recipe), given=given).with_options(seed=0)
     return CustomGenerate(loaded)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -13,18 +15,21 @@ from torch import Tensor, nn
 
 from .. import cache_folder
 from ..errors import Check
+from ..messages import message
 from ..models.layers import Decoder
 from ..models.streamed import named_tensors
-from ..rules.upstream import noise_device
-from ..settings import UPSTREAM
+from ..rules.script_noise import noise_device
+from ..runtime import get_runtime
+from ..settings import ORIGINAL_SCRIPT
 from ..version import FORMAT
-from .checkpoints import model_files
+from .model_files import model_files
 from .runner import Runner
 
 DIGEST_BYTES = 16
 """Length of a digest. With 128 bits, nobody can find two contents with the same digest."""
 CACHED_BYTES = 2**28
 """Smallest size of weights whose digest is stored in the cache folder. Smaller weights take less than a second."""
+_log = logging.getLogger(__name__)
 
 
 def digest(content: object) -> str:
@@ -46,19 +51,33 @@ def settings_key(pipeline: Runner, check: Check | None = None) -> str:
     network = pipeline.drafter.network if pipeline.drafter is not None else None
     files = [path for _, path in model_files(recipe.loading.model)]
     modules = {"decoder": target.decoder, "codec": target.codec, "text": target.text_encoder}
-    weights = [weights_digest(part, module, files, check) for part, module in modules.items() if module is not None]
+
+    @cache
+    def announce() -> None:
+        """Tell the user once, although each module may take many seconds."""
+        (get_runtime().notify or _log.info)(message("weights.checking", name=target.name))
+
+    weights = [
+        weights_digest(part, module, files, check, announce) for part, module in modules.items() if module is not None
+    ]
     drafter = None
     if network is not None and recipe.lantern is not None:
         paths = [path for _, path in model_files("", recipe.drafter or "jacobi")]
-        drafter = weights_digest("drafter", network, paths, check)
+        drafter = weights_digest("drafter", network, paths, check, announce)
     content = recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter)
     content |= {"kept": list(recipe.kept), "sources": list(recipe.sources)}
-    if recipe.sampling.noise == UPSTREAM:
+    if recipe.sampling.noise == ORIGINAL_SCRIPT:
         content["noise_device"] = noise_device(target.decoder.embedding.device)
     return digest({**content, "format": FORMAT})
 
 
-def weights_digest(part: str, module: nn.Module, files: Iterable[Path], check: Check | None = None) -> str:
+def weights_digest(
+    part: str,
+    module: nn.Module,
+    files: Iterable[Path],
+    check: Check | None = None,
+    announce: Callable[[], object] = bool,
+) -> str:
     """Return a digest of all weights of a module.
 
     Large weights take many seconds, so their digest is stored in the cache folder. It is computed again if the path,
@@ -68,6 +87,7 @@ def weights_digest(part: str, module: nn.Module, files: Iterable[Path], check: C
         part: Name of the module in the model.
         files: Files from which the weights were loaded; empty if they are unknown.
         check: Cancellation callback, called for each tensor, or None.
+        announce: Called before large weights are read.
     """
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size < CACHED_BYTES:
@@ -78,6 +98,7 @@ def weights_digest(part: str, module: nn.Module, files: Iterable[Path], check: C
     stored = cache_folder.read("weights", name) if facts else None
     if isinstance(stored, dict) and isinstance(stored.get("digest"), str):
         return stored["digest"]
+    announce()
     found = _tensors_digest(_named_tensors(module), check)
     if facts:
         cache_folder.write("weights", name, {"digest": found})

@@ -155,7 +155,7 @@ def _relaxed(settings: dict) -> str | None:
     Users need the note to reproduce an image: with the same seed, relaxed acceptance gives another image than exact
     acceptance.
     """
-    if settings.get("lantern_delta") is None and settings.get("lantern_lambda") is None:
+    if settings.get("lantern_delta") is None and settings.get("lantern_factor") is None:
         return None
     figures = settings.get("figures")
     replaced = figures.get("substitution_rate") if isinstance(figures, dict) else None

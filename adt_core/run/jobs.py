@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import AdtError
 from ..recipe import Recipe
-from ..settings import UPSTREAM
+from ..settings import ORIGINAL_SCRIPT
 from .truncation import fit_prompt
 
 MAX_IMAGES = 10**6
@@ -120,7 +120,7 @@ class JobList:
             number: Number of the image in the list, from 1. It may belong to another shard.
         """
         entry = self.prompts[(number - 1) // self.per_prompt]
-        has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != UPSTREAM
+        has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != ORIGINAL_SCRIPT
         index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
         seed = self.recipe.sampling.seed if entry.seed is None else entry.seed
         own = Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)
@@ -131,7 +131,7 @@ class JobList:
         return tuple((name, value) for name, value in settings if usual[name] != value)
 
 
-def fit(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
+def fit_jobs(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
     """Shorten or leave out prompts that the model cannot read.
 
     Args:

@@ -50,7 +50,7 @@ class RecipeOptions(TypedDict, total=False):
     noise_batch: int | None
     lantern_k: int
     lantern_delta: float | None
-    lantern_lambda: float | None
+    lantern_factor: float | None
     max_substitution: float
     profile: Mapping[str, Any]
 

@@ -28,11 +28,11 @@ from ..models.load import find_published, load_target
 from ..models.target import Target
 from ..recipe import AUTO, BUNDLED, Loading, Placement, Recipe
 from ..settings import MAX_BATCH_SIZE, RAM, Option, plain
-from .checkpoints import default_folder
 from .extensions import add_installed
 from .images import read_settings
 from .jobs import MAX_IMAGES, JobList, PromptEntry, RowSettings
 from .masks import kept_of, mask_cells, open_rgb
+from .model_files import default_folder
 from .png_settings import read_values
 from .previews import preview
 from .resolve import Hardware, choose_device, resolve_recipe
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from .options import ImageOptions, ListOptions, LoadingOptions, PngOptions, RecipeOptions
 
-FIXED = ("model", "drafter", *Loading.fields())
+SET_BY_LOAD = ("model", "drafter", *Loading.fields())
 """Options that :meth:`Pipeline.load` determines."""
 _PRECISION = ("dtype", "exact", "weights")
 _COUNTS = {
@@ -210,12 +210,12 @@ class Pipeline(Runner):
         """
         if not options:
             return self
-        fixed = [name for name in options if name in FIXED]
-        if fixed:
+        if fixed := [name for name in options if name in SET_BY_LOAD]:
             raise AdtError("pipeline.load_option", input=fixed[0])
-        _check_names(options, set(Recipe.names()) - set(FIXED))
+        _check_names(options, set(Recipe.names()) - set(SET_BY_LOAD))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
-        recipe = resolve_recipe(given, Hardware.of(self.target.decoder.embedding.device), self.target.published)
+        hardware = Hardware.of(self.target.decoder.embedding.device)
+        recipe = resolve_recipe(given, hardware, self.target.published_sampling)
         recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)._with_drafter()
 

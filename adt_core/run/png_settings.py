@@ -12,8 +12,8 @@ from typing import Any
 from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
 from ..recipe import BUNDLED, Recipe
-from ..rules.upstream import noise_device
-from ..settings import UPSTREAM, Option
+from ..rules.script_noise import noise_device
+from ..settings import ORIGINAL_SCRIPT, Option
 from .images import read_settings
 from .resolve import choose_device
 
@@ -38,7 +38,7 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         value = values.get(name)
         if (name == "prompt" or name in values) and not option.accepts(value):
             raise AdtError("png.bad_value", path=path, name=name, value=shown(value))
-    if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
+    if values.get("noise") == ORIGINAL_SCRIPT == given.get("noise", ORIGINAL_SCRIPT):
         # The noise of the model's original script depends on the device.
         here = noise_device(choose_device(str(given.get("device", "auto"))))
         if saved.get("noise_device") != here:

@@ -54,7 +54,7 @@ class PreviewSchedule:
 
     SECONDS = 1.0
     SHARE = 0.04
-    FIXED = 1 / 8
+    FIXED_SHARE = 1 / 8
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -75,7 +75,7 @@ class PreviewSchedule:
         if not is_over and (done <= self._done or now - self._last < self.SECONDS):
             return 0
         budget = self.SHARE * (now - self._began)
-        expected = self._cost * (done + self.FIXED) / (self._done + self.FIXED)
+        expected = self._cost * (done + self.FIXED_SHARE) / (self._done + self.FIXED_SHARE)
         is_affordable = self._spent <= budget and (self._spent + expected) * done <= budget
         if not is_over and not is_affordable:
             return 0

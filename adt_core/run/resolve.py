@@ -23,7 +23,7 @@ from ..policies import DEFAULT, POLICIES, check_fit
 from ..policies.choices import expanded
 from ..recipe import AUTO, BUNDLED, Recipe
 from ..settings import plain
-from .checkpoints import default_drafter
+from .model_files import default_drafter
 
 WORKING_SHARE = 1.1
 """Estimated memory of a model with its caches, as a multiple of the memory of its weights."""

@@ -9,7 +9,7 @@ from adt_core.policies import PLAIN
 
 from .device import CAPTURED
 from .kernels import BITS, DIFFERING, ROUNDS
-from .models import BOTH, SEVEN_B, TITLES
+from .models import MERGED, SEVEN_B, TITLES
 from .pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST
 
 MEANT_FOR = ("H100", "H200")
@@ -62,7 +62,7 @@ def _kernels(title: str, method: str, bound: float) -> Bar:
 
 
 TREE = f"{FORWARD}{DRAFTS + 1}"
-BATCH = {"table": "Batches of the bundled model", "method": TITLES[BOTH], "images": 1}
+BATCH = {"table": "Batches of the bundled model", "method": TITLES[MERGED], "images": 1}
 USED = {"table": BITS, "Triton is used": True}
 BARS = (
     _piece("a plain round, share of the weight-streaming limit", PLAIN_ROUND, "share of the limit", 0.70),
@@ -70,7 +70,7 @@ BARS = (
     _piece(f"a {LEVEL}, in plain rounds", LEVEL, "steps", 0.06, most=True),
     _piece(f"{REST} of a round, in plain rounds", REST, "steps", 0.05, most=True),
     _kernels("a plain round", PLAIN, 1.3),
-    _kernels("a round with 24 drafts", BOTH, 1.2),
+    _kernels("a round with 24 drafts", MERGED, 1.2),
     Bar("used Triton kernels: elements that depend on the number of rows", "bits", DIFFERING, USED, 0, most=True),
-    Bar(f"bundled model: {TITLES[BOTH]}, speed-up over {TITLES[PLAIN]}", "batches", "times plain", BATCH, 3.0),
+    Bar(f"bundled model: {TITLES[MERGED]}, speed-up over {TITLES[PLAIN]}", "batches", "times plain", BATCH, 3.0),
 )

@@ -20,7 +20,7 @@ from ..harness import captions
 from .device import Case, measure_interleaved, seconds_of, spread, the_device
 from .models import (
     ADT_TREE,
-    BOTH,
+    MERGED,
     TITLES,
     WINDOW,
     pipeline_of,
@@ -28,7 +28,7 @@ from .models import (
 )
 
 SIZES = (1, 8, 32, 64)
-METHODS = (PLAIN, ADT_TREE, WINDOW, BOTH)
+METHODS = (PLAIN, ADT_TREE, WINDOW, MERGED)
 FIRST_CAPTION = 3300  # number of the first held-out caption of this part
 
 

@@ -29,7 +29,7 @@ from adt_core.policies import PLAIN
 from . import device
 from .device import Case, seconds_of, spread, the_device
 from .models import (
-    BOTH,
+    MERGED,
     SEVEN_B,
     TITLES,
     WINDOW,
@@ -98,7 +98,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
                 "captures": len(captures),
                 "seconds of captures": sum(captures),
                 "MiB of captures": captured_bytes / 2**20,
-                "exact mode": decoding.exact.remark or "as usual",
+                "exact mode": decoding.invariance.remark or "as usual",
             }
 
 
@@ -118,7 +118,7 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
         cases = {
             "alone": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
             "four at once": (decode_rounds(drafted.decoding(PROMPTS)), expected),
-            "alone again, after the other plan": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "alone again, after the other layout": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
             "continued": (decode_rounds(drafted.decoding(PROMPTS[:1], kept=half[:1])), expected[:1]),
         }
     for what, (codes, reference) in cases.items():
@@ -145,7 +145,7 @@ def cases(rehearse: bool) -> list[Case]:
     """Return the cases of this part. The most important cases are first, in case the time does not suffice for all."""
     found = [
         ("images, bf16", partial(_images, None)),
-        (f"company, {BOTH}", partial(_company, BOTH)),
+        (f"company, {MERGED}", partial(_company, MERGED)),
         ("products", _products),
         ("images, int8", partial(_images, "int8")),
         ("page, native", partial(_page, "native")),

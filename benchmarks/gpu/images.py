@@ -33,7 +33,7 @@ from . import device
 from .device import Case, modes, seconds_of, spread, the_device
 from .models import (
     ADT_TREE,
-    BOTH,
+    MERGED,
     SEVEN_B,
     SHAPES,
     TITLES,
@@ -90,7 +90,7 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     """Measure the tokens per round of each method, with the bundled model on this device."""
     dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
-    for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
+    for method in (PLAIN, ADT_TREE, WINDOW, MERGED):
         decoding = pipeline_of(*trained(dtype, rehearse), method).decoding(
             captions(FIRST_CAPTION, 1 if rehearse else 4)
         )

@@ -26,7 +26,6 @@ from functools import partial
 import torch
 
 from adt_core import Pipeline, Target, load_target
-from adt_core.engine import pool
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
 from adt_core.kernels.linear import TESTED_ROWS
@@ -34,12 +33,12 @@ from adt_core.policies import PLAIN
 
 from . import device
 from .device import Activity, Case, spread, the_device
-from .models import BOTH, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of
+from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
 QUANTISED = ("int8", "int4", "fp8")
-METHODS = (PLAIN, BOTH)
+METHODS = (PLAIN, MERGED)
 """Methods whose rounds are timed: without drafts, and with 24 drafts."""
 BLOCKS = (False, True, True, False)
 """Whether Triton kernels are on, for each block of rounds. The order cancels a steady change of the clock rate."""
@@ -208,7 +207,7 @@ def _decode_block(
     """Decode a block of rounds of each method in turns, and return the verdicts of the trials."""
     count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
     with kernels(on):
-        pool.release(target.decoder)  # its captured rounds contain the kernels of the block before
+        target.decoder.free_pool()  # its captured rounds contain the kernels of the block before
         streams = {
             method: Stream(pipeline, device.modes()[0], warm_up=warm_up) for method, pipeline in pipelines.items()
         }
@@ -217,7 +216,7 @@ def _decode_block(
                 rounds[on, method].seconds.append(stream.seconds())
         for method, stream in streams.items():
             rounds[on, method].activity = stream.profiled(profiled)
-            rounds[on, method].remark = stream.decoding.exact.remark
+            rounds[on, method].remark = stream.decoding.invariance.remark
             rounds[on, method].graphs_off = disabled_reason(target.decoder)
             stream.close()
         return verdicts()

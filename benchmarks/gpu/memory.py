@@ -20,10 +20,20 @@ from adt_core import AdtError, load_target
 from adt_core.policies import PLAIN
 
 from .device import Case, describe_error, free_memory, limit_memory, peaks, the_device
-from .models import BOTH, SHAPES, TITLES, all_bytes, decode_rounds, pipeline_of, random_network, random_target, shape_of
+from .models import (
+    MERGED,
+    SHAPES,
+    TITLES,
+    all_bytes,
+    decode_rounds,
+    pipeline_of,
+    random_network,
+    random_target,
+    shape_of,
+)
 
 GIB = 2**30
-METHODS = (PLAIN, BOTH)
+METHODS = (PLAIN, MERGED)
 ROUNDS = 8
 SMALL_CARD = 12 * GIB
 TOO_SMALL = 4 * 2**20
@@ -91,7 +101,7 @@ def cases(rehearse: bool) -> list[Case]:
     ]
     for name in SHAPES:
         what = f"{name}, int8, network and window"
-        run = partial(_few_rounds, name, "int8", BOTH, rehearse)
+        run = partial(_few_rounds, name, "int8", MERGED, rehearse)
         found.append((f"{what}, limited", partial(_limited, what, SMALL_CARD, run)))
     load = partial(load_target, "bundled", the_device(), torch.bfloat16)
     return [*found, ("too small", partial(_limited, "loading the bundled model", TOO_SMALL, load))]

@@ -37,7 +37,7 @@ from . import device
 
 ADT_TREE = "adt-tree"
 WINDOW = "jacobi"
-BOTH = "merged"
+MERGED = "merged"
 LANTERN = f"adt-tree{RELAXED}"
 TITLES = {
     PLAIN: "plain",
@@ -45,7 +45,7 @@ TITLES = {
     ADT_TREE: "ADT-Tree",
     "static:naive_extend_57": "fixed tree of 57",
     WINDOW: "window",
-    BOTH: "network and window",
+    MERGED: "network and window",
     "auto": "auto",
     LANTERN: "ADT-Tree, LANTERN",
 }
@@ -339,7 +339,7 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     rope = rope_tables(decoder.config, decoder.embedding)
 
     def forward_of(size: int) -> Callable[[], Tensor]:
-        step = rows.causal_step(roots, size)
+        step = rows.causal_metadata(roots, size)
         ids = rows.spread(decoder.image_ids[torch.arange(size, device=where) % target.num_codes][None])
         return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
 

@@ -36,7 +36,7 @@ from . import device
 from .device import CAPTURED, Activity, Case, spread
 from .models import (
     ADT_TREE,
-    BOTH,
+    MERGED,
     SHAPES,
     TITLES,
     WINDOW,
@@ -72,7 +72,7 @@ TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, Pipeline]:
     """Return the pipelines whose rounds are timed, by the name of the piece."""
-    methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
+    methods = (PLAIN, ADT_TREE, WINDOW, MERGED)
     pipelines = {
         f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance_scale=guidance) for method in methods
     }

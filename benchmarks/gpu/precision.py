@@ -19,12 +19,12 @@ from adt_core.policies import PLAIN
 
 from ..harness import captions
 from .device import Case
-from .models import BOTH, LANTERN, TITLES, decode_rounds, pipeline_of, trained
+from .models import LANTERN, MERGED, TITLES, decode_rounds, pipeline_of, trained
 from .tokens import agreement
 
 FIRST_CAPTION = 3400  # number of the first held-out caption of this part
 IMAGES = 8
-FIRST_METHODS = (BOTH, "auto")
+FIRST_METHODS = (MERGED, "auto")
 
 
 @cache

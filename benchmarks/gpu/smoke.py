@@ -34,7 +34,7 @@ from adt_core.runtime import get_runtime
 
 from ..harness import captions
 from .device import Case, describe_error, the_device
-from .models import BOTH, SEVEN_B, decode_rounds, pipeline_of, random_network, random_target, shape_of
+from .models import MERGED, SEVEN_B, decode_rounds, pipeline_of, random_network, random_target, shape_of
 
 ALLOCATORS = ("native", "cudaMallocAsync")
 KERNELS = tuple((name, weights) for name in OPERATIONS for weights in (("int8", "int4") if name == "linear" else ("",)))
@@ -59,13 +59,13 @@ def smoke(operation: str, weights: str, rehearse: bool) -> dict:
     target = target_of(weights, rehearse)
     network = random_network(target) if rehearse else load_drafter("bundled", target)
     (prompt,) = captions(FIRST_CAPTION, 1)
-    decodings = [pipeline_of(target, network, method).decoding([prompt]) for method in (PLAIN, BOTH)]
+    decodings = [pipeline_of(target, network, method).decoding([prompt]) for method in (PLAIN, MERGED)]
     plain, drafted = (decode_rounds(decoding, ROUNDS) for decoding in decodings)
     both = (plain >= 0) & (drafted >= 0)
     found = [verdict for verdict in verdicts() if verdict.operation == operation]
     rejected = [verdict.reason for verdict in found if not verdict.uses_kernel]
     faults = [verdict.reason for verdict in found if verdict.is_fault]
-    remarks = [decoding.exact.remark for decoding in decodings if decoding.exact.remark]
+    remarks = [decoding.invariance.remark for decoding in decodings if decoding.invariance.remark]
     used = bool(found) and not rejected
     missing = missing_support(target.decoder.embedding.device)
     return {

@@ -226,4 +226,4 @@ def card(title: str, workflow: Workflow) -> Image.Image:
 
 if __name__ == "__main__":
     for name, title in CARDS.items():
-        card(title, Workflow(name)).save(WORKFLOWS / f"{name}.jpg", quality=88)
+        card(title, Workflow(name)).save(WORKFLOWS / f"{name}.jpg", quality=88, optimize=True, progressive=True)

@@ -214,7 +214,7 @@ def main() -> None:
     icon(image, cells).save(HERE / "icon.png", optimize=True)
     banner(image, cells).save(HERE / "banner.png", optimize=True)
     for name, thumbnail in painter.thumbnails(house).items():
-        thumbnail.save(HERE.parents[1] / "workflows" / f"{name}.jpg", quality=88)
+        thumbnail.save(HERE.parents[1] / "workflows" / f"{name}.jpg", quality=88, optimize=True, progressive=True)
 
 
 if __name__ == "__main__":

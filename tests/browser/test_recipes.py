@@ -24,12 +24,12 @@ RECIPE = {
     "top_k": 40,
     "top_p": 0.9,
     "guidance_scale": 3.5,
-    "noise": "own",
+    "noise": "adt-tree",
     "method": "adt-tree",
     "image_index": 2,
     "lantern_k": 100,
     "lantern_delta": None,
-    "lantern_lambda": None,
+    "lantern_factor": None,
     "max_substitution": 1.0,
 }
 DROP = """async ([data, name]) => {

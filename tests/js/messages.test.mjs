@@ -46,7 +46,7 @@ test("a parameter that is a message is translated, too", () => {
     { text: " (depth=5)", key: null, parameters: {} },
   ];
   const parameters = { number: 1, count: 4, method };
-  const part = { text: "1 of 4 methods, now No drafting (depth=5)", key: "check.progress", parameters };
+  const part = { text: "1 of 4 methods, now No drafting (depth=5)", key: "diagnostics.progress", parameters };
   assert.equal(chinese([part]), "4 种方法中的 1 种，正在检查 不起草 (depth=5)");
 });
 

@@ -1,6 +1,6 @@
 """Tests that Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration`` in prompts, logits, codes and pixels.
 
-test_upstreams_noise.py compares complete images.
+test_script_noise.py compares complete images.
 """
 
 import pytest

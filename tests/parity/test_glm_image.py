@@ -18,7 +18,7 @@ from adt_core import Drafting, Sampling, cli, load_drafter, load_target  # noqa:
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID  # noqa: E402
-from adt_core.run.checkpoints import is_target_file  # noqa: E402
+from adt_core.run.model_files import is_target_file  # noqa: E402
 from tests.command import read_grids  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
 from tests.layouts.edits import write_one_file  # noqa: E402

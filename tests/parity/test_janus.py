@@ -1,6 +1,6 @@
 """Tests that Janus-Pro equals transformers' ``JanusForConditionalGeneration`` in logits and pixels.
 
-test_upstreams_noise.py compares complete images.
+test_script_noise.py compares complete images.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """Tests that Liquid equals transformers' Gemma in logits.
 
-test_upstreams_noise.py compares complete images with images of the published script.
+test_script_noise.py compares complete images with images of the published script.
 """
 
 import pytest

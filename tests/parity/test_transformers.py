@@ -78,7 +78,7 @@ def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
     ancestors = ancestor_matrix(parents, 4)
     tokens = draw(8)
     reader = Reader(decoder, prompts, more=8)
-    step = reader.rows.step(roots_at(0), 0, depths, ancestors)
+    step = reader.rows.metadata(roots_at(0), 0, depths, ancestors)
     logits = decoder.logits(reader.read(tokens.expand(2, -1), step))
     for row, prompt in enumerate(prompts):
         for node in range(8):

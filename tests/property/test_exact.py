@@ -60,7 +60,7 @@ class DecodedBatch(Reader):
             depths: [B, n] depths of the nodes.
         """
         rows = self.rows
-        step = self.rows.step(roots, 0, depths, own)
+        step = self.rows.metadata(roots, 0, depths, own)
         if self.decoder.tile:
             step = rows.split_near_keys(step, rows.spread(roots.at) + rows.cache_offset, self.near)
         return self.read(rows.spread(self.decoder.image_ids[codes]), step)

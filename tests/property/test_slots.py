@@ -9,7 +9,7 @@ from adt_core.policies import PLAIN
 from tests.drafted import run
 from tests.property.tiny_models import LENGTH, models
 
-BOTH = "network+jacobi"
+MERGED = "network+jacobi"
 CHAIN = Drafting(method="eagle2", depth=6, width=1, drafts=6)
 TREES = [
     Drafting(method="eagle2", depth=4, width=3, drafts=10),
@@ -20,7 +20,7 @@ TREES = [
 ]
 INDEPENDENT = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
 """Drafters and policies that don't share state between images. With these, an image has the same trees in any batch."""
-SHARING = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
+SHARING = [("jacobi", TREES[0]), (MERGED, TREES[0]), (MERGED, TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import zlib
+from itertools import islice
 
 from PIL import Image
 
@@ -13,40 +14,25 @@ EVENT = "adt_tree.map"
 
 def unpack(saved: dict) -> list:
     """Unpack a saved map. Return its rounds in the format of the update messages."""
-    numbers = _varints(zlib.decompress(base64.b64decode(saved["data"])))
-
-    def column(length: int) -> list[int]:
-        return [next(numbers) for _ in range(length)]
-
-    (count,) = column(1)
-    times, drafting, sizes = (column(count) for _ in range(3))
-    total = sum(sizes)
-    images, jumps, *others = (column(total) for _ in range(9))
+    times, drafting, sizes, images, jumps, *others, levels, certainties = json.loads(
+        zlib.decompress(base64.b64decode(saved["data"]))
+    )
+    assert len(others) == 7
     expected: dict[int, int] = {}
     records = []
     for i, (image, jump) in enumerate(zip(images, jumps)):
-        position = expected.get(image, 0) + (-(jump + 1) // 2 if jump % 2 else jump // 2)
+        position = expected.get(image, 0) + jump
         own = [values[i] for values in others]
         expected[image] = position + own[5] + 1
         records.append([image, position, *own])
-    levels = [column(record[4]) for record in records]
-    for record, own in zip(records, levels):
-        record += column(record[7] + 1), own
-    assert next(numbers, None) is None
+    left_levels, left_certainties = iter(levels), iter(certainties)
+    for record in records:
+        record += list(islice(left_certainties, record[7] + 1)), list(islice(left_levels, record[4]))
+    assert not [*left_levels, *left_certainties]
     left = iter(records)
     return [
         [ms / 100, draft / 100, *(next(left) for _ in range(size))] for ms, draft, size in zip(times, drafting, sizes)
     ]
-
-
-def _varints(data: bytes):
-    number = shift = 0
-    for byte in data:
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            yield number
-            number = shift = 0
 
 
 def maps_in_png(png: bytes) -> dict:

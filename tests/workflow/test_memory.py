@@ -73,8 +73,19 @@ CONSTANTS = {
     "RoundRows",
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Budget", "CudaPinner", "NetworkKind", "Placement", "PredictedSettings", "Resident"),
-    *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
-    *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
+    *("Drafting", "Family", "ShapeSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
+    *(
+        "Loading",
+        "Message",
+        "Option",
+        "PaperFigures",
+        "Pairing",
+        "Part",
+        "Preset",
+        "Published",
+        "PublishedSampling",
+        "Recipe",
+    ),
     *("Runtime", "Sampling", "Shape", "Tooltips", "WorkerArgs", "_LowerBound"),
 }
 """Classes of the pack whose instances may exist until the process ends, for example settings and tables."""

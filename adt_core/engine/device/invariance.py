@@ -398,7 +398,7 @@ class _Trial:
         if all_columns or self._request.replayed:
             roots.kv_length = columns if all_columns else min(-(-used // MASK_ALIGNMENT) * MASK_ALIGNMENT, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
-        features = forward(slots, codes, slots.rows.step(roots, 0, offsets, visible.expand(images, -1, -1)))
+        features = forward(slots, codes, slots.rows.metadata(roots, 0, offsets, visible.expand(images, -1, -1)))
         z = self._request.target.decoder.logits(features, self._request.sampling.guidance_scale)
         return [features[::images], z[:1]]
 

@@ -19,7 +19,7 @@ from ...models.layers import GPU_PIECE_BYTES, Decoder
 from ...models.quantised_matmul import supports_byte_matmul
 from ...models.streamed import held_bytes
 from ...rules.noise import Noise
-from ...settings import UPSTREAM
+from ...settings import ORIGINAL_SCRIPT
 from ..graphs import MAX_GRAPHS
 from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 
@@ -69,7 +69,7 @@ def state_bytes(request: Request, batch_size: int, device: torch.device | None =
     caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
     if request.active_drafter is not None:
         caches += request.active_drafter.cache_bytes(request.groups * held, cache_length, itemsize)
-    shared = request.script_batch if request.sampling.noise == UPSTREAM and request.images > 1 else 0
+    shared = request.script_batch if request.sampling.noise == ORIGINAL_SCRIPT and request.images > 1 else 0
     wide = decoder.wide_dtype.itemsize
     noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, request.noise_ahead, wide)
     return caches + noise + _activation_bytes(request, batch_size, device)

@@ -37,9 +37,9 @@ from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
 from ...recipe import Placement, Recipe
-from ...run.checkpoints import model_files
 from ...run.folder_lock import FolderLock
 from ...run.images import check_outputs
+from ...run.model_files import model_files
 from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, choose_device, resolve_recipe
 from ...settings import BUNDLED, Sampling

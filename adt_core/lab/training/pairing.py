@@ -31,8 +31,8 @@ from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies import PLAIN
 from ...recipe import Placement, Recipe
-from ...run.checkpoints import default_drafter
 from ...run.images import check_outputs
+from ...run.model_files import default_drafter
 from ...run.pipeline import Pipeline
 from ...run.resolve import Hardware, resolve_recipe
 from ...settings import BUNDLED, Sampling

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import wrap_library_errors
 from ...files import write_in
-from . import checkpoint
+from . import training_state
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -171,7 +171,7 @@ class Run:
 
     def _resume(self, device: torch.device) -> None:
         """Load the checkpoint. If it is damaged or belongs to another run, various exceptions are raised."""
-        self.state = checkpoint.read(self.path, device)
+        self.state = training_state.read(self.path, device)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
         for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
@@ -235,5 +235,5 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        write_in(self.path.parent, self.path.name, checkpoint.to_bytes({**state, **more}))
+        write_in(self.path.parent, self.path.name, training_state.to_bytes({**state, **more}))
         self.saved_step = self.step

@@ -160,7 +160,7 @@ def _run_target(target: Target, rows: BatchRows, ids: Tensor, images: int) -> Te
 def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, AttentionMetadata]:
     """Return positions and masks of two forward passes: over the prompts, and over the n image tokens after them."""
     first = torch.zeros(images, dtype=torch.long, device=rows.device)
-    return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
+    return rows.prefill(), rows.causal_metadata(Roots.all_at(first, 0), n)
 
 
 def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes: int) -> Iterator[Tensor]:
@@ -181,8 +181,8 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     rope = rope_tables(drafter.config, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
 
-    def call(ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
-        context = LayerContext.of(step, rope, drafter.config)
+    def call(ids: Tensor, features: Tensor, metadata: AttentionMetadata) -> Tensor:
+        context = LayerContext.of(metadata, rope, drafter.config)
         return drafter(ids, features, context, SimpleNamespace(data=[cache]))
 
     all_out = call(outputs.ids, outputs.features[:, :n], AttentionMetadata(positions, slice(0, n), mask))

@@ -12,7 +12,6 @@ import torch
 
 from ...errors import AdtError
 from ...settings import Lantern
-from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
@@ -21,6 +20,7 @@ from ..reading.codec import vq_config
 from ..reading.entries import Entry, module_entries
 from ..reading.fields import section
 from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_min_positions
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQModel
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from ...errors import AdtError, naming_missing_libraries
 from ...messages import message
 from ...untrusted import SWITCH
-from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
@@ -21,6 +20,7 @@ from ..reading.codec import check_channels
 from ..reading.entries import Entry, copy_entry
 from ..reading.fields import ConfigSource, read, section, size, sizes
 from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_min_positions
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
 

@@ -27,7 +27,6 @@ from ...errors import AdtError, naming_missing_libraries
 from ...messages import message
 from ...untrusted import number
 from ..config import DecoderConfig
-from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter, check_ids, check_length, stripped
@@ -37,6 +36,7 @@ from ..reading.fields import read, section, size, sizes
 from ..reading.layout import consecutive_ids, decoder_config, decoder_entries, with_min_positions
 from ..reading.paths import STAGE
 from ..reading.tokenizer import encode
+from ..repositories import Download, Published
 from ..rotary import grid_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, PointConv, Quantizer

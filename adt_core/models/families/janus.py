@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import AdtError
-from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
@@ -27,6 +26,7 @@ from ..reading.codec import VQ16_NAMES, vq_config, vq_entries
 from ..reading.entries import Entry, copy_entry
 from ..reading.fields import section, size
 from ..reading.layout import body_entries, decoder_config, with_min_positions
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQModel
 

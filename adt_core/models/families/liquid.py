@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
@@ -20,6 +19,7 @@ from ..reading.checkpoint import Checkpoint
 from ..reading.codec import codec_config
 from ..reading.entries import Entry, module_entries
 from ..reading.layout import consecutive_ids, decoder_config, decoder_entries
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon

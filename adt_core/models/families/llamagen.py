@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from ...errors import AdtError, shown
 from ...untrusted import number
 from ..config import DecoderConfig
-from ..downloads import Download, Published
 from ..family import Family
 from ..layers import Decoder
 from ..prompter import check_ids, stripped
@@ -39,6 +38,7 @@ from ..reading.fields import ConfigSource, read, read_json
 from ..reading.layout import decoder_config, decoder_entries
 from ..reading.t5 import t5_encoder
 from ..reading.tokenizer import encode, load_tokenizer
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, Prompter, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon

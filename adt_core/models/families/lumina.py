@@ -12,13 +12,13 @@ from typing import ClassVar
 
 from ...errors import AdtError
 from ...messages import message
-from ..downloads import Download, Published
 from ..family import Family
 from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint
 from ..reading.codec import vq_config
 from ..reading.fields import section
 from ..reading.tokenizer import has_tokenizer
+from ..repositories import Download, Published
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQModel
 from . import chameleon

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 
 from ...errors import AdtError
-from ..downloads import Download, Published
 from ..family import Family
 from ..layers import Decoder
 from ..movq import MoVQ
@@ -22,6 +21,7 @@ from ..reading.codec import codec_config
 from ..reading.entries import Entry, module_entries
 from ..reading.fields import read_json
 from ..reading.layout import consecutive_ids, decoder_config, decoder_entries, with_min_positions
+from ..repositories import Download, Published
 from ..target import PublishedSampling, Target
 from ..vq import VQConfig
 from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon

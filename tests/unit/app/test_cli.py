@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from adt_core import Recipe, cli
-from adt_core.run import store
+from adt_core.run import identity, store
 from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -81,6 +81,14 @@ def test_a_single_image_without_lines_reads_no_weights_again(generate, monkeypat
     monkeypatch.setattr(store, "settings_key", lambda *given: hashed.append(given) or settings_key(*given))
     assert generate(output="one.png")[0] == 0 and not hashed
     assert generate(output="one.png", tokens="t.jsonl")[0] == 0 and len(hashed) == 1
+
+
+def test_the_user_is_told_once_that_large_weights_are_read(generate, monkeypatch):
+    """Reading 14 GB takes many seconds. Without a list or lines, no weights are read again."""
+    monkeypatch.setattr(identity, "CACHED_BYTES", 1)
+    assert "weights" not in generate(output="one.png")[2]
+    lines = generate(output="two.png", tokens="t.jsonl")[2].split("\n")
+    assert lines.count("Checking the weights of target") == 1
 
 
 def test_several_images_are_numbered_and_reproducible(generate):
@@ -248,7 +256,7 @@ def assert_refused(result, *named, code=1):
         ({"method": "static:wide"}, ["--method", "static:wide", "naive_extend_57"]),
         ({"drafter": "bundled+jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
         ({"drafter": "jacobi", "method": "static:mc_sim_7b_63"}, ["static:mc_sim_7b_63", "jacobi"]),
-        ({"lantern_delta": 0.1, "lantern_lambda": 2}, ["--lantern-delta", "--lantern-lambda"]),
+        ({"lantern_delta": 0.1, "lantern_factor": 2}, ["--lantern-delta", "--lantern-factor"]),
         ({"keep": 0.5}, ["--keep", "--continue-from"]),
         ({"continue_from": "nowhere.png"}, ["--continue-from", "nowhere.png"]),
         ({"continue_from": __file__}, ["--continue-from", "test_cli.py", "image"]),

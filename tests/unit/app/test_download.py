@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from adt_core.app.download import PART, STATE, DownloadPart, download
-from adt_core.models.downloads import Download
+from adt_core.app.download import PART, STATE, DownloadPart, download_parts
+from adt_core.models.repositories import Download
 from tests.hub import COMMIT
 from tests.odd_answers import listing
 from tests.raising import raises_key
@@ -43,7 +43,7 @@ def test_pickles_are_downloaded_if_there_are_no_safetensors_files(hub, downloads
 
 def test_folders_are_created(hub, tmp_path):
     homes = tmp_path / "a" / "ar_image", tmp_path / "b" / "drafters"
-    download([DownloadPart(MODEL, homes[0]), DownloadPart(CODEC, homes[1])], lambda progress: None, lambda: None)
+    download_parts([DownloadPart(MODEL, homes[0]), DownloadPart(CODEC, homes[1])], lambda progress: None, lambda: None)
     assert (homes[0] / "model" / "config.json").exists() and (homes[1] / "codec.pt").exists()
 
 
@@ -144,11 +144,11 @@ def test_all_folders_of_a_download_are_locked(hub, tmp_path):
     hub.rate = 1_000_000
     model, drafter = DownloadPart(MODEL, tmp_path / "a"), DownloadPart(CODEC, tmp_path / "b")
     started = threading.Event()
-    run = threading.Thread(target=download, args=([model, drafter], lambda _: started.set(), lambda: None))
+    run = threading.Thread(target=download_parts, args=([model, drafter], lambda _: started.set(), lambda: None))
     run.start()
     started.wait(10)
     reports = []
-    download([drafter], reports.append, lambda: None)
+    download_parts([drafter], reports.append, lambda: None)
     run.join()
     assert (
         "waiting" in map(state, reports) and hub.fetched().count("/someone/codecs/resolve/" + COMMIT + "/codec.pt") == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from adt_core import cli
-from adt_core.app.download import DownloadPart, find_parts, progress_message, terms
-from adt_core.models.downloads import in_gigabytes
+from adt_core.app.download import DownloadPart, download_terms, find_parts, progress_message
 from adt_core.models.load import find_published, published
-from adt_core.run import checkpoints
+from adt_core.models.repositories import in_gigabytes
+from adt_core.run import model_files
 from tests.raising import raises_key
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,7 +85,7 @@ def test_the_command_shows_the_licence_before_the_download(janus, tmp_path, caps
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
 def test_terms_name_all_licences(row, tmp_path):
     parts = find_parts(row.name, tmp_path)
-    text = terms(parts)
+    text = download_terms(parts)
     assert all(part.download.licence in text for part in parts)
     assert f"https://huggingface.co/{row.downloads[0].repository}" in text
 
@@ -114,10 +114,10 @@ def test_a_name_or_list_is_required(wrong, capsys):
 
 
 def test_default_folder_is_in_comfyui(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoints, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
-    assert checkpoints.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
-    monkeypatch.setattr(checkpoints, "ROOT", tmp_path / "src" / "ADT-Tree")
-    assert checkpoints.default_folder() == Path("models/ar_image")
+    monkeypatch.setattr(model_files, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
+    assert model_files.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
+    monkeypatch.setattr(model_files, "ROOT", tmp_path / "src" / "ADT-Tree")
+    assert model_files.default_folder() == Path("models/ar_image")
 
 
 def test_portable_python(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adt_core.app.prompts import (
-    FILES,
+    PROMPT_FILES,
     PromptEntry,
     blank_note,
     file_stems,
@@ -424,7 +424,7 @@ def test_other_files_are_rejected(tmp_path):
 
 
 def test_suffixes_of_the_node():
-    assert set(FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}
+    assert set(PROMPT_FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}
 
 
 # ---- Parquet ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class EveryNth(POLICIES["eagle2"]):
 
     def choose(self, slots):
         self.rounds += 1
-        mode = "both" if self.rounds % self.settings.width == 0 else "chain"
+        mode = "merged" if self.rounds % self.settings.width == 0 else "chain"
         return [Shape(self.settings.depth, 3, self.settings.drafts, mode=mode)] * len(slots)
 
 

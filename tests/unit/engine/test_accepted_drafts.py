@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Shape
+from adt_core.policies import PLAIN, PLAIN_SHAPE, POLICIES, Policy, Shape
 from model_making.data import example
 from tests.drafted import new_decoding
 
@@ -44,7 +44,7 @@ class Resting(Policy):
 
     def choose(self, slots):
         self.rounds += 1
-        return [self.CHAIN if self.rounds % 3 == 0 else NO_DRAFTS] * len(slots)
+        return [self.CHAIN if self.rounds % 3 == 0 else PLAIN_SHAPE] * len(slots)
 
 
 WINDOW = dict(method="eagle2", depth=20, width=4, drafts=24)

@@ -134,7 +134,7 @@ def break_products(monkeypatch, is_wrong) -> None:
 def decode_both(target) -> tuple[Decoding, Decoding]:
     """Decode an image with drafts and without. Check that the tokens are equal, and return both decodings."""
     drafted, plain = (decoding_of(target, drafter=drafter).run() for drafter in (load_drafter("jacobi", target), None))
-    assert drafted.codes.equal(plain.codes) and drafted.exact == plain.exact
+    assert drafted.codes.equal(plain.codes) and drafted.invariance == plain.invariance
     return drafted, plain
 
 
@@ -150,12 +150,12 @@ def test_smaller_products_replace_products_that_are_not_batch_invariant(target, 
     """
     break_products(monkeypatch, all_but_first_row)
     drafted, _ = decode_both(target)
-    assert drafted.exact.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
+    assert drafted.invariance.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
     assert (
-        drafted.exact.remark
+        drafted.invariance.remark
         == "To keep the image unchanged, this device uses smaller matrix products, which is slower."
     )
-    assert caplog.text.count(drafted.exact.remark) == 1
+    assert caplog.text.count(drafted.invariance.remark) == 1
 
 
 @pytest.fixture
@@ -180,23 +180,23 @@ def growing_factor(queries):
 
 def test_a_batch_invariant_kernel_for_far_keys_is_used(half, far_keys):
     far_keys()
-    assert decode_both(half)[0].exact == invariance.InvarianceReport()
+    assert decode_both(half)[0].invariance == invariance.InvarianceReport()
 
 
 def test_a_kernel_for_far_keys_that_is_not_batch_invariant_is_not_used(half, far_keys, caplog):
     far_keys(growing_factor)
     drafted, _ = decode_both(half)
-    assert drafted.exact.fallback == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
+    assert drafted.invariance.fallback == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
     remark = "To keep the image unchanged, this device uses attention without the fast kernel, which is slower."
-    assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
+    assert drafted.invariance.remark == remark and caplog.text.count(remark) == 1
 
 
 def test_products_and_attention_can_both_be_replaced(half, far_keys, monkeypatch):
     far_keys(growing_factor)
     break_products(monkeypatch, all_but_first_row)
     drafted, _ = decode_both(half)
-    assert drafted.exact.fallback == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
-    assert "smaller matrix products and attention without the fast kernel" in drafted.exact.remark
+    assert drafted.invariance.fallback == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
+    assert "smaller matrix products and attention without the fast kernel" in drafted.invariance.remark
 
 
 def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monkeypatch, caplog):
@@ -213,15 +213,16 @@ def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monk
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
     )
-    assert drafted.exact == invariance.InvarianceReport(differing=(COMPANY,), remark=remark)
+    assert drafted.invariance == invariance.InvarianceReport(differing=(COMPANY,), remark=remark)
     assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
 
 
 def test_drafting_is_off_if_no_fallback_helps(target, monkeypatch, caplog):
     break_products(monkeypatch, lambda index, tile: index > 0)
     drafted, _ = decode_both(target)
-    assert not drafted.exact.is_drafting and drafted.exact.fallback is None and drafted.trace.report()["tau"] == 1
-    assert "so drafting is off" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
+    assert not drafted.invariance.is_drafting and drafted.invariance.fallback is None
+    assert drafted.trace.report()["tau"] == 1
+    assert "so drafting is off" in drafted.invariance.remark and caplog.text.count(drafted.invariance.remark) == 1
 
 
 @pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])
@@ -231,12 +232,12 @@ def test_a_device_without_the_mode_is_reported_if_it_is_needed(monkeypatch, capl
     target = load_target(dtype=dtype, exact=exact)
     drafted = decoding_of(target, drafter=load_drafter("jacobi", target)).run()
     expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.InvarianceReport()
-    assert drafted.exact == expected and drafted.trace.report()["tau"] > 1
+    assert drafted.invariance == expected and drafted.trace.report()["tau"] > 1
     assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
 
 
 def test_no_remark_without_differences(target):
-    assert decoding_of(target).run().exact == invariance.InvarianceReport()
+    assert decoding_of(target).run().invariance == invariance.InvarianceReport()
 
 
 def test_a_report_is_valid_for_one_choice_of_triton_kernels(target):

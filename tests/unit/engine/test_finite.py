@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from adt_core import load_drafter, load_target
-from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.lab.benchmark import drafters_by_name
 from tests.drafted import METHODS, Drafting, run
@@ -64,7 +63,7 @@ def test_a_replayed_round_raises_the_error_too(runtime, loaded, monkeypatch):
     target.decoder.layers[-1].down.data[3, 5] = torch.nan
     with raises_key("dtype.not_finite"):
         decode(target, drafters, "merged")
-    pool.release(target.decoder)
+    target.decoder.free_pool()
 
 
 def test_a_drafter_that_returns_nan_does_not_change_the_image(loaded):

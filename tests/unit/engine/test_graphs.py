@@ -38,7 +38,7 @@ def as_on_a_gpu(monkeypatch, target):
         return recorder
 
     yield begin
-    pool.release(target.decoder)
+    target.decoder.free_pool()
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_the_pool_is_bounded(target, drafters, tape, monkeypatch):
     for seed in range(4):
         sampling = Sampling(temperature=1.0 + seed)
         run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"), sampling=sampling)
-        held.append(pool.held_bytes(target.decoder))
+        held.append(target.decoder.pool_bytes)
     assert held[1] == 2 * held[0] and held[1:] == [held[1]] * 3
 
 
@@ -289,9 +289,9 @@ def test_the_pool_is_released_before_the_batch_becomes_smaller(target, drafters,
 
 def test_a_released_pool_holds_no_memory(target, drafters, tape):
     run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"))
-    assert pool.held_bytes(target.decoder) > 0
-    pool.release(target.decoder)
-    assert pool.held_bytes(target.decoder) == 0
+    assert target.decoder.pool_bytes > 0
+    target.decoder.free_pool()
+    assert target.decoder.pool_bytes == 0
 
 
 def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
@@ -400,7 +400,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     monkeypatch.setenv(graphs.VARIABLE, "0")
     expected = run(target).codes
     monkeypatch.delenv(graphs.VARIABLE)
-    pool.release(target.decoder)
+    target.decoder.free_pool()
     for _ in range(2):
         assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
     assert not get_runtime().graph_failures and not caplog.records

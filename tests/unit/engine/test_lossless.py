@@ -54,7 +54,7 @@ AXES = {
     "kept": {
         "nothing": 0,
         "one": 1,
-        "own": 9,
+        "adt-tree": 9,
         "other": 11,
         "all but one": -1,
         "own, holes": (7, 2),
@@ -184,10 +184,10 @@ def decode_row(row, loaded, launched):
         negatives=negative and [target.encode_prompt(negative)] * 3,
         lantern=value["lantern"],
         image_indices=range(3),
-        profile=costs("chain", "window", "both") if row["method"] == "auto" else None,
+        profile=costs("chain", "window", "merged") if row["method"] == "auto" else None,
     )
     captured = captures(target, tape)
-    pool.release(target.decoder)
+    target.decoder.free_pool()
     assert not get_runtime().graph_failures and (not replayed or row["kept"] == "all but one" or captured)
     return expected, drafted
 

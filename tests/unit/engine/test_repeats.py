@@ -74,7 +74,7 @@ def models(tiny):
     target = load_target(tiny / "target")
     network = load_drafter(tiny / "drafter", target)
     jacobi = load_drafter("jacobi", target)
-    return target, {None: None, "network": network, "window": jacobi, "both": with_window(network)}
+    return target, {None: None, "network": network, "window": jacobi, "merged": with_window(network)}
 
 
 TREE = dict(method="eagle2", depth=6, width=3, drafts=14)
@@ -87,8 +87,8 @@ CASES = {
     "window": ("window", TREE, {}),
     "window, adt-tree": ("window", dict(method="adt-tree"), {}),
     "window, a chain": ("window", CHAIN, {}),
-    "both": ("both", TREE, {}),
-    "both, top-k": ("both", TREE | {"proposal": "top-k"}, {}),
+    "merged": ("merged", TREE, {}),
+    "merged, top-k": ("merged", TREE | {"proposal": "top-k"}, {}),
     "lantern": ("network", TREE, {"lantern": Lantern(39, 0.5)}),
     "lantern++": ("window", TREE, {"lantern": Lantern(39, factor=3.0)}),
     "greedy lantern": ("network", TREE, {"lantern": Lantern(39, 0.5), "sampling": Sampling(temperature=0)}),
@@ -106,7 +106,7 @@ def decode(models, case: str, images: int) -> tuple[Tensor, list]:
     return decoding.codes, [round.images for round in decoding.trace.rounds]
 
 
-QUICK = "adt-tree", "window", "both", "lantern"
+QUICK = "adt-tree", "window", "merged", "lantern"
 """Cases of the default tier (tests that run without ``--all``)."""
 
 

@@ -16,8 +16,8 @@ from adt_core.lab.training.dataset import find_captioned
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
 from adt_core.models.unsupported import refuse_layout
-from adt_core.run.checkpoints import checkpoint_files, is_target_file
 from adt_core.run.jobs import JobList, PromptEntry
+from adt_core.run.model_files import checkpoint_files, is_target_file
 from adt_core.run.store import Identity, PngStore
 from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint

@@ -27,8 +27,8 @@ from adt_core.lab.training.dataset import TrainingImages, find_captioned
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.save import write_checkpoint
 from adt_core.policies.cost_model import CostModel
-from adt_core.run.checkpoints import checkpoint_files
 from adt_core.run.images import FORMATS, MAX_IMAGE_MIB, named_folder, read_pixels, read_settings
+from adt_core.run.model_files import checkpoint_files
 from tests.layouts.llamagen import write_hugging_face
 from tests.raising import raises_key
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter

@@ -147,7 +147,7 @@ def test_bounds_of_far_keys_describe_the_mask():
     """The kernel reads two bounds of each token instead of the mask. Rows have prompts of different lengths."""
     rows = BatchRows([[1, 2, 3, 4, 5, 6, 7], [8, 9]], 24, torch.zeros(()))
     for at, tokens in ((0, 1), (2, 4), (9, 3)):
-        step = rows.causal_step(roots_at(at, at), tokens)
+        step = rows.causal_metadata(roots_at(at, at), tokens)
         step = rows.split_near_keys(step, rows.cache_offset + at, 3)
         first, until = step.near_keys.far.unbind(-1)
         columns = torch.arange(step.end)

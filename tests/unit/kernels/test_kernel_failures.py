@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from adt_core import Drafting
-from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.kernels import choice, gate, verdicts
 from adt_core.policies import PLAIN
@@ -100,7 +99,7 @@ def gpu(request, monkeypatch, tmp_path, target):
         gate, "uses_kernel", lambda x, activation: choice.uses_kernel("gate", x, (activation,), lambda: trial)
     )
     yield gpu
-    pool.release(target.decoder)
+    target.decoder.free_pool()
 
 
 def draw(target, drafter=None, method=PLAIN):

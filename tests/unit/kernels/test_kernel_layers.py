@@ -39,7 +39,7 @@ def features(decoder):
     rope = rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
     for at, tokens in ((0, 7), (7, 5)):
-        step = rows.causal_step(roots_at(at, at), tokens)
+        step = rows.causal_metadata(roots_at(at, at), tokens)
         if decoder.tile:
             step = rows.split_near_keys(step, rows.cache_offset + at, NEAR)
         out = decoder(torch.arange(2 * tokens).view(2, -1) + 1, step, cache, rope)

@@ -164,7 +164,7 @@ def test_a_sample_of_the_prompts(run, tmp_path):
         ([], {"methods": "no-drafting+lantern"}, "--methods"),
         ([], {"prompts": "nowhere.txt"}, "--prompts"),
         (["--count", "0"], {}, "--count"),
-        (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
+        (["--lantern-factor", "2"], {}, "--lantern-factor"),
     ],
 )
 def test_invalid_input(run, tmp_path, extra, options, named):

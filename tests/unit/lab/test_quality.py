@@ -216,7 +216,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
 def test_missing_weights_are_reported(given, key, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with raises_key(key):
-        quality.choose(**{name: given.get(name) for name in QualityArgs.weights()}, count=1, device=CPU)
+        quality.choose_metrics(**{name: given.get(name) for name in QualityArgs.weights()}, count=1, device=CPU)
 
 
 def test_invalid_predictors(clip, tmp_path):
@@ -312,9 +312,9 @@ def test_variants_of_the_inception_scores(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=calculate_metrics))
     paths = dict.fromkeys(QualityArgs.weights()) | {"inception": tmp_path / "weights.pth", "real_images": real}
     for options, shape in (({}, "cropped"), ({"splits": 2, "stretch": True}, "stretched")):
-        metrics = quality.choose(**paths, count=2, device=CPU, **options)
+        metrics = quality.choose_metrics(**paths, count=2, device=CPU, **options)
         metrics.sets({"no-drafting": [tmp_path / "drawn.png"]})
         assert f"mean over {options.get('splits', 1)} parts; images for Inception are {shape}" in metrics.note
     assert seen == [(1, "white"), (2, "black")]
     with raises_key("splits.too_many", splits=3, count=2):
-        quality.choose(**paths, count=2, device=CPU, splits=3)
+        quality.choose_metrics(**paths, count=2, device=CPU, splits=3)

@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
-from adt_core.lab.training import checkpoint
 from adt_core.lab.training import drafter as command
+from adt_core.lab.training import training_state
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.unroll import read, unroll
 from adt_core.run.folder_lock import FolderLock
@@ -60,7 +60,7 @@ def table(folder):
 
 
 def weights(folder):
-    return checkpoint.read(folder / "training" / "checkpoint.safetensors")["model"]
+    return training_state.read(folder / "training" / "checkpoint.safetensors")["model"]
 
 
 def with_and_without(target, drafter):
@@ -226,11 +226,11 @@ def test_training_equals_inference(models, tmp_path):
     ids = rows.spread(target.decoder.image_ids[codes])
     features = outputs.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], context(rows.prefill()), cache)
-    step = context(rows.causal_step(Roots.all_at(codes[:, 0], 0), root))
+    step = context(rows.causal_metadata(Roots.all_at(codes[:, 0], 0), root))
     out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache)[:, -1:]
     for depth in range(passes):
         assert torch.allclose(out[:, 0], outs[depth], atol=1e-9)
-        step = context(rows.step(Roots.all_at(codes[:, 0], root), depth, depth, None))
+        step = context(rows.metadata(Roots.all_at(codes[:, 0], root), depth, depth, None))
         out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache)
 
 

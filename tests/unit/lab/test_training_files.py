@@ -14,7 +14,7 @@ from torch import nn
 
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
-from adt_core.lab.training import checkpoint
+from adt_core.lab.training import training_state
 from adt_core.lab.training.dataset import TrainingImages
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.run import Run, initialise
@@ -56,12 +56,12 @@ def new_run(path) -> Run:
 def test_damaged_checkpoints(tmp_path, odd):
     path = tmp_path / "checkpoint.safetensors"
     new_run(path).save()
-    valid = checkpoint.read(path)
+    valid = training_state.read(path)
     assert new_run(path).step == 0
     if isinstance(odd, bytes):
         path.write_bytes(odd)
     else:
-        path.write_bytes(checkpoint.to_bytes({**valid, **odd} if odd and isinstance(odd, dict) else odd))
+        path.write_bytes(training_state.to_bytes({**valid, **odd} if odd and isinstance(odd, dict) else odd))
     with raises_key("checkpoint.other_run", path="checkpoint.safetensors"):
         new_run(path)
 

@@ -14,7 +14,7 @@ from adt_core.errors import command
 from adt_core.models import load
 from adt_core.models.load import published
 from adt_core.models.rotary import rope_tables
-from adt_core.run.checkpoints import default_drafter
+from adt_core.run.model_files import default_drafter
 from tests.layouts.edits import check_refused, edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import write_lumina

@@ -38,7 +38,7 @@ def forwards(network, check=None, tokens=5):
     cache = KVCache(network.config, 2, 16, like)
     rope = rope_tables(network.config, like)
     first = run(rows.ids, rows.prefill())
-    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
+    step = rows.causal_metadata(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     return first, run(torch.arange(2 * tokens).view(2, -1), step)
 
 
@@ -118,7 +118,7 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     decoder = models[0].decoder
     rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
     cache = KVCache(decoder.config, 2, 16, decoder.embedding)
-    step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
+    step = rows.causal_metadata(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     config = replace(decoder.config, num_layers=32)
     x = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype)
     rope = rope_tables(config, decoder.embedding)
@@ -146,7 +146,7 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
     heads = decoder.config.num_heads
     seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
     monkeypatch.setattr(attend, "far_attention", lambda *_: seen)
-    step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
+    step = rows.split_near_keys(rows.causal_metadata(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
     x = batch_invariance.pad_rows(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
     decoder.layers[0](x, frame, cache.data[0])  # makes constants
@@ -191,7 +191,7 @@ def test_a_batch_invariant_layer_with_kernels_is_ten_launches(tiny, monkeypatch,
     if post_norms:
         layer.out_norm = layer.mlp_norm
         layer.down_norm = layer.mlp_norm
-    step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(1, dtype=torch.long), 4), 3), 6, 4)
+    step = rows.split_near_keys(rows.causal_metadata(Roots.all_at(torch.zeros(1, dtype=torch.long), 4), 3), 6, 4)
     x = batch_invariance.pad_rows(torch.randn(len(prompts) * 3, decoder.config.hidden_size).bfloat16(), 8)
     with Operations() as operations:
         replace_kernels(monkeypatch, operations)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from adt_core.models import load
-from adt_core.models.downloads import Download, Published
-from adt_core.run import checkpoints
+from adt_core.models.repositories import Download, Published
+from adt_core.run import model_files
 from tests import model_tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,24 +32,24 @@ ROOT = Path(__file__).resolve().parents[3]
 )
 def test_families_are_recognised_by_their_configuration(config, family):
     found = [one.name for one in load.FAMILIES if one.recognises(config, ())]
-    assert found[-1:] == ([family] if family else []) and checkpoints.is_target_config(config) is bool(family)
+    assert found[-1:] == ([family] if family else []) and model_files.is_target_config(config) is bool(family)
 
 
 @pytest.mark.parametrize(
     "name, expected", [("t2i_XL_stage1_256.pt", True), ("vq_ds16_t2i.pt", False), ("t2i.bin", False)]
 )
 def test_single_files_that_are_models(name, expected):
-    assert checkpoints.is_target_file(name) is expected
+    assert model_files.is_target_file(name) is expected
 
 
 def test_a_new_family_is_one_row(monkeypatch):
     """If several families recognise a checkpoint, the last of them in the table must be used."""
     row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0, 0.7))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
-    assert not checkpoints.is_target_config({"new": 1})
-    for module in (load, checkpoints):
+    assert not model_files.is_target_config({"new": 1})
+    for module in (load, model_files):
         monkeypatch.setattr(module, "FAMILIES", [*load.FAMILIES, new])
-    assert checkpoints.is_target_config({"new": 1}) and load.published()[-1] == row
+    assert model_files.is_target_config({"new": 1}) and load.published()[-1] == row
     assert model_tables.models_table().endswith(
         "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB / 0.7 GiB |"
     )

@@ -11,7 +11,7 @@ from adt_core import load_target
 from adt_core.errors import command
 from adt_core.models.load import published
 from adt_core.models.reading.paths import home_of, name_of
-from adt_core.run.checkpoints import default_drafter
+from adt_core.run.model_files import default_drafter
 from tests.layouts.edits import check_refused, edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus

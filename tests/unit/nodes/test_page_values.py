@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-from adt_core.app.prompts import FILES
+from adt_core.app.prompts import PROMPT_FILES
 from adt_core.policies import CHOICES, DEFAULT, PLAIN, POLICIES
+from adt_core.settings import ORIGINAL_SCRIPT
 from adt_core.version import WORKFLOW_FORMAT
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,10 +37,11 @@ def test_other_values_of_the_nodes():
         (ROOT / "nodes" / name).read_text(encoding="utf-8") for name in ("sampling.py", "lantern.py", "prompts.py")
     )
     (custom,) = texts(constant("recipes.js", "CUSTOM"))
-    (noise,) = texts(constant("recipes.js", "NOISES"))
-    assert f'OWN, CUSTOM = "model default", "{custom}"' in sampling and f'"{noise}": UPSTREAM' in sampling
+    value, noise = texts(constant("recipes.js", "NOISES"))
+    assert value == ORIGINAL_SCRIPT and f'"{noise}": ORIGINAL_SCRIPT' in sampling
+    assert f'MODEL_DEFAULT, CUSTOM = "model default", "{custom}"' in sampling
     rules = re.search(r'"(factor [^"]+)" : "(delta [^"]+)"', (PAGE / "recipes.js").read_text(encoding="utf-8"))
     assert 'LANTERN, LANTERN_PLUS = "{1}", "{0}"'.format(*rules.groups()) in lantern
     (typed,) = texts(constant("prompts.js", "TYPED"))
-    assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(FILES)
+    assert f'TYPED = "{typed}"' in prompts and texts(constant("prompts.js", "ENDINGS")) == list(PROMPT_FILES)
     assert constant("format.js", "FORMAT") == str(WORKFLOW_FORMAT)

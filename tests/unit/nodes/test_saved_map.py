@@ -51,14 +51,14 @@ def emu3_rounds(images: int, tokens: int = 90 * 91) -> list[Round]:
     return rounds
 
 
-def test_a_map_of_90_by_90_tokens_in_2800_rounds_has_less_than_33_kilobytes():
+def test_a_map_of_90_by_90_tokens_in_2800_rounds_has_less_than_38_kilobytes():
     rounds = emu3_rounds(images=1)
-    assert len(rounds) > 2700 and len(pack(rounds)) < 33_000
+    assert len(rounds) > 2700 and len(pack(rounds)) < 38_000
 
 
 @pytest.mark.parametrize(
     "images, most, keeps_times, kept",
-    [(2, 40_000, True, 2), (2, 18_000, False, 2), (3, 12_000, False, 1), (2, 1000, False, 0), (0, 1000, True, 0)],
+    [(2, 40_000, True, 2), (2, 20_000, False, 2), (3, 12_000, False, 1), (2, 1000, False, 0), (0, 1000, True, 0)],
 )
 def test_a_long_map_is_shortened(images, most, keeps_times, kept):
     """Each step leaves out less important details. Tokens per round stay exact for all images that are kept."""

@@ -13,15 +13,15 @@ import pytest
 
 from adt_core import Sampling
 from adt_core.drafters.jacobi import CHAIN, WINDOW
-from adt_core.drafters.merged import BOTH
+from adt_core.drafters.merged import MERGED
 from adt_core.kernels.linear import BLOCK_ROWS
-from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, DraftSettings, Shape, auto
+from adt_core.policies import PLAIN_SHAPE, ActiveImage, Context, CostProfile, DraftSettings, Shape, auto
 from adt_core.policies.auto import GPU_SIZES, MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
-MODES = (CHAIN, BOTH, WINDOW)
-CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
+MODES = (CHAIN, MERGED, WINDOW)
+CPU = {"chain": (1.06, 0.2, 0.05), "merged": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
 """Draft mode -> three costs in plain rounds, similar to the costs on a CPU. A plain round is a round of plain decoding.
 
 The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft.
@@ -92,7 +92,7 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
     steps = 0.0
     sizes = []
     while position < length - 1:
-        shape = chosen(policy, position, image) if policy.is_drafting else NO_DRAFTS
+        shape = chosen(policy, position, image) if policy.is_drafting else PLAIN_SHAPE
         steps += cost_of(profile, shape) if policy.is_drafting else 1.0
         accepted = min(shape.depth, accepts(position), length - 2 - position)
         if policy.is_drafting:
@@ -106,9 +106,9 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 
 
 def test_the_choice_maximises_the_expected_throughput():
-    profile = costs("both", "chain", once=0.2, each=0.1)
+    profile = costs("merged", "chain", once=0.2, each=0.1)
     policy = started_policy(profile, length=4096)
-    options = [(one, size) for one in (CHAIN, BOTH) for size in sizes_of(one, replayed=False)]
+    options = [(one, size) for one in (CHAIN, MERGED) for size in sizes_of(one, replayed=False)]
     mode, size = max(
         options, key=lambda one: (1 + one[0].expected_accepted(one[1])) / profile.cost(one[0].name, one[1])
     )
@@ -119,7 +119,7 @@ def test_the_choice_maximises_the_expected_throughput():
 
 def test_on_a_gpu_no_tree_starts_a_program_of_rows_that_it_does_not_fill():
     """With the root and guidance, 8 drafts would need 18 rows, so a program of 32 rows."""
-    policy = made_policy(costs("both", "chain"), replayed=True)
+    policy = made_policy(costs("merged", "chain"), replayed=True)
     offered = {choice.shape.drafts for choice in policy._choices}
     assert offered == set(GPU_SIZES) and set(sizes_of(CHAIN, replayed=True)) == {4, 7, 15, 31}
     for size in GPU_SIZES[1:]:
@@ -133,8 +133,8 @@ def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
     for _ in range(60):
         shapes.append(chosen(policy))
         add_round(policy, 0, shapes[-1])
-    assert shapes[0].drafts > 0 and NO_DRAFTS in shapes
-    assert any(shape.drafts for shape in shapes[shapes.index(NO_DRAFTS) :])
+    assert shapes[0].drafts > 0 and PLAIN_SHAPE in shapes
+    assert any(shape.drafts for shape in shapes[shapes.index(PLAIN_SHAPE) :])
 
 
 def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another():
@@ -170,7 +170,7 @@ def test_images_that_accept_less_get_fewer_drafts():
 
 def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
     """After a change to a shorter window or to another mode, fewer drafts of the next rounds are accepted."""
-    nearly_equal = costs("chain", "both", once=1.0, each=0.05)
+    nearly_equal = costs("chain", "merged", once=1.0, each=0.05)
 
     def changes(bonus):
         monkeypatch.setattr(auto, "STAY_BONUS", bonus)
@@ -186,7 +186,7 @@ def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
 
 def test_the_first_round_with_a_fresh_profile_has_no_drafts():
     """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
-    assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, (
+    assert chosen(new_policy(costs("chain"))) == PLAIN_SHAPE, (
         "the first round must have no drafts, even if drafts cost nothing"
     )
     assert chosen(started_policy(costs("chain"))).drafts > SIZES[0]
@@ -199,7 +199,7 @@ def test_trees_are_large_if_drafts_are_almost_free():
     free = profile_of(dict.fromkeys(CPU, (1.02, 0.2, 0.003)))
     best = chosen_second(new_policy(free))
     second = chosen_second(new_policy(free, modes=(CHAIN, WINDOW)))
-    assert best.drafts == second.drafts == SIZES[-1] and best.mode == "both"
+    assert best.drafts == second.drafts == SIZES[-1] and best.mode == "merged"
 
 
 @pytest.mark.parametrize("best", CPU)
@@ -227,7 +227,7 @@ def test_modes_take_turns_if_no_mode_pays_off(images):
     """In a batch, a trial with drafts slows down all later rounds, so most batches are decoded without one."""
     profile = replace(profile_of(dict.fromkeys(CPU, (1.1, 2.0, 1.0))), images=images)
     modes = [chosen(new_policy(replace(profile, decodings=count))).mode for count in range(6 * images)]
-    assert modes[images - 1 :: images] == ["both", "window", "chain"] * 2, "the best mode is first"
+    assert modes[images - 1 :: images] == ["merged", "window", "chain"] * 2, "the best mode is first"
     assert modes.count("") == 6 * (images - 1)
 
 
@@ -235,13 +235,13 @@ def test_plain_rounds_and_modes_other_than_the_best_take_turns_as_the_first_roun
     """The policy thereby measures a mode again that only seems expensive."""
     found = []
     for decodings in range(6):
-        profile = replace(profile_of(CPU | {"both": (1.1, 1e3, 0.06)}), decodings=decodings)
+        profile = replace(profile_of(CPU | {"merged": (1.1, 1e3, 0.06)}), decodings=decodings)
         policy = new_policy(profile)
         trial = chosen(policy)
         add_round(policy, 0, trial)
         found.append((trial.mode, trial.drafts))
         assert chosen(policy).mode not in ("", trial.mode), "the loss of the trial must not count"
-    assert found[0] == ("", 0) and set(found[1:3]) == {("window", 4), ("both", 4)} and found[3:] == found[:3]
+    assert found[0] == ("", 0) and set(found[1:3]) == {("window", 4), ("merged", 4)} and found[3:] == found[:3]
 
 
 def test_an_image_that_enters_later_has_its_own_trial_unless_others_are_active():
@@ -262,7 +262,7 @@ def test_an_image_that_enters_later_has_its_own_trial_unless_others_are_active()
     [lambda at: 0, lambda at: at % 2, lambda at: 0 if at < 40 else 1, lambda at: 9 * (at % 40 == 0)],
     ids=["nothing", "every other", "late", "now and then"],
 )
-@pytest.mark.parametrize("figures", [CPU, {"both": (1.2, 0.3, 0.002)}, {"window": (1.3, 0.0, 0.02)}])
+@pytest.mark.parametrize("figures", [CPU, {"merged": (1.2, 0.3, 0.002)}, {"window": (1.3, 0.0, 0.02)}])
 def test_no_image_loses_more_than_a_tenth_by_the_profile(figures, accepts, length):
     steps, sizes = decode(new_policy(profile_of(figures), length), accepts)
     assert any(sizes) and steps <= (1 + MAX_LOSS) * length and MAX_LOSS <= 0.1
@@ -334,7 +334,7 @@ def test_drafting_stops_before_the_images_of_a_batch_exceed_the_limit_on_average
     rounds_of_two(easy, (9, 0))
     assert easy.is_drafting, "the gain of one image is larger than the loss of the other"
     rounds, lost = rounds_of_two(hard, (0, 0), 250)
-    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.is_drafting and 0 < lost <= MAX_LOSS * 256
+    assert rounds[-1] == [PLAIN_SHAPE] * 2 and not hard.is_drafting and 0 < lost <= MAX_LOSS * 256
 
 
 def test_choices_do_not_depend_on_the_clock():

@@ -14,7 +14,7 @@ from tests.drafted import costs, run
 
 PROMPTS = ("a cat", "three small dogs", "x")
 AUTO = Drafting("auto")
-SOURCES = ("chain", "both")
+SOURCES = ("chain", "merged")
 
 
 def trees(decoding, image=None):

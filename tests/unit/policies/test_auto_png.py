@@ -40,7 +40,7 @@ def generate(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
     options = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}
-    profile = costs("both")
+    profile = costs("merged")
     with monkeypatch.context() as other_machine:
         other_machine.setattr(CostModel, "profile", lambda *_: profile)
         rounds_of_png = generate(**options)

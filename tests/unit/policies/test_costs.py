@@ -22,15 +22,17 @@ from adt_core.engine.device import profiles
 from adt_core.engine.device.costs import Costs, profile_name
 from adt_core.models import streamed
 from adt_core.models.batch_invariance import TILE
-from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shape
+from adt_core.policies import PLAIN_SHAPE, ActiveImage, Context, CostProfile, Shape
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
-from adt_core.policies.costs import rounded
+from adt_core.policies.cost_profile import rounded
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 from tests.raising import raises_key
 
-PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
+PROFILE = CostProfile(
+    "a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "merged": ((0, 1.2), (8, 3.0))}
+)
 OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1, "gains": {"chain": 0.5}}
 MODES = MergedDrafter.modes
 ESTIMATED = CostModel("a device", 1, MODES, on_cpu=True)
@@ -59,7 +61,7 @@ def test_costs_have_three_significant_digits():
 
 
 def test_the_digest_depends_on_all_values():
-    changed = CostProfile(PROFILE.name, 2, {**PROFILE.costs, "both": ((0, 1.2), (8, 3.01))})
+    changed = CostProfile(PROFILE.name, 2, {**PROFILE.costs, "merged": ((0, 1.2), (8, 3.01))})
     others = changed, *(replace(PROFILE, **{name: value}) for name, value in OTHER_VALUES.items())
     assert len({PROFILE.digest, *(other.digest for other in others)}) == 6 and len(PROFILE.digest) == 10
     assert CostProfile.from_json(PROFILE.to_json()).digest == PROFILE.digest
@@ -132,8 +134,8 @@ def test_the_speed_up_on_the_map_counts_what_streamed_weights_save(models, cache
 
 
 MACHINES = {
-    "fast network": {"chain": (0.1, 0.06), "both": (1.2, 0.08)},
-    "slow network": {"chain": (0.2, 0.03), "both": (2.5, 0.1)},
+    "fast network": {"chain": (0.1, 0.06), "merged": (1.2, 0.08)},
+    "slow network": {"chain": (0.2, 0.03), "merged": (2.5, 0.1)},
 }
 """Simulated machine -> draft mode -> costs `fixed` and `each` of a round, which differ from the estimates."""
 
@@ -162,7 +164,7 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str
     rounds = []
     position = 0
     while position < 255:
-        (shape,) = policy.choose([ActiveImage(0, position)]) if policy.is_drafting else [NO_DRAFTS]
+        (shape,) = policy.choose([ActiveImage(0, position)]) if policy.is_drafting else [PLAIN_SHAPE]
         tokens = TOKENS.get((shape.mode, shape.drafts), 1.0)
         accepted = min(round((tokens - 1) * drawn.uniform(0.5, 1.5)), shape.depth)
         record = ImageRound(0, position, shape.depth, shape.width, shape.depth, shape.drafts, accepted, (0,) * accepted)
@@ -201,7 +203,7 @@ def test_costs_approach_the_machines_costs_whatever_its_speed(speed):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("spoiled", [" x 0.3", " x 3", "chain x 10", "both x 10", "both x 0.1"])
+@pytest.mark.parametrize("spoiled", [" x 0.3", " x 3", "chain x 10", "merged x 10", "merged x 0.1"])
 def test_wrong_costs_are_corrected_within_three_decodings(spoiled, machine):
     mode, factor = spoiled.split(" x ")
     losses = []
@@ -220,23 +222,24 @@ def test_sizes_that_were_never_used_get_their_cost_from_others():
     model = ESTIMATED.learn([RoundResult(PLAIN_ROUND, PLAIN, 0)] * 9 + [RoundResult(("chain", 8), 4 * PLAIN, 3)] * 9)
     before, after = (one.profile(SIZES) for one in (ESTIMATED, replace(model, readings=model.readings)))
     assert after.cost("chain", 8) > 1.5 * before.cost("chain", 8)
-    assert after.cost("chain", 16) > 1.5 * before.cost("chain", 16) and after.cost("both", 31) > before.cost("both", 31)
+    assert after.cost("chain", 16) > 1.5 * before.cost("chain", 16)
+    assert after.cost("merged", 31) > before.cost("merged", 31)
 
 
 def test_the_gain_of_a_mode_is_learned():
     """A drafter may be worse at a high temperature, so that another mode is faster there."""
-    both = MODES[-1]
+    merged = MODES[-1]
     rounds = [
         RoundResult(PLAIN_ROUND, PLAIN, 0),
-        *[RoundResult(("both", 24), 3 * PLAIN, 0.5 * both.expected_accepted(24))] * 40,
+        *[RoundResult(("merged", 24), 3 * PLAIN, 0.5 * merged.expected_accepted(24))] * 40,
     ]
     model = ESTIMATED
     for _ in range(12):
         model = model.learn(rounds)
     gains = model.profile(SIZES).gains
-    assert gains["both"] == pytest.approx(0.5, abs=0.1) and gains["chain"] == 1.0
+    assert gains["merged"] == pytest.approx(0.5, abs=0.1) and gains["chain"] == 1.0
     hot = replace(ESTIMATED, temperature=1.0).profile(SIZES).gains
-    assert hot["both"] < hot["chain"] < 1.0, "an estimate until it is learned"
+    assert hot["merged"] < hot["chain"] < 1.0, "an estimate until it is learned"
 
 
 def test_decodings_without_drafts_teach_nothing():

@@ -12,7 +12,7 @@ import torch
 from adt_core import Drafting, Sampling
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
+from adt_core.policies import PLAIN, PLAIN_SHAPE, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
 from adt_core.run import resolve
 from adt_core.run.resolve import Hardware, resolve_recipe
 from adt_core.trace import ImageRound, Round
@@ -247,7 +247,7 @@ def test_static_trees_have_the_published_shapes(method, largest):
 
 def test_plain_decoding_drafts_nothing():
     p = policy(PLAIN)
-    assert not p.begin() and p.choose([ActiveImage(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
+    assert not p.begin() and p.choose([ActiveImage(0, 0)]) == [PLAIN_SHAPE] and not p.needs_drafter
 
 
 @pytest.mark.parametrize("method", POLICIES)

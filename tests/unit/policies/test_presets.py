@@ -39,7 +39,7 @@ def test_the_first_choice_is_the_default():
         ({}, Lantern(100, 0.5)),
         ({"lantern_delta": 0.2}, Lantern(100, 0.2)),
         ({"lantern_k": 7, "max_substitution": 0.1}, Lantern(7, 0.5, None, 0.1)),
-        ({"lantern_lambda": 3.0, "lantern_delta": None}, Lantern(100, factor=3.0)),
+        ({"lantern_factor": 3.0, "lantern_delta": None}, Lantern(100, factor=3.0)),
     ],
 )
 def test_given_values_override_those_of_the_model(given, expected):

@@ -56,6 +56,11 @@ FORBIDDEN = {
     "tests",
 }
 """Packages that ``adt_core`` must not import."""
+FACES = ("app", "lab", "models", "run")
+"""Packages of ``adt_core`` that export public names on first use, as their docstrings list them."""
+FOR_NODES = {"lab.paper", "lab.presets", "lab.training", "models.glm_pixels", "models.streamed", "run.race"}
+"""Modules inside packages that ``nodes`` may import. Their packages' docstrings name them."""
+MAX_IMPORTED_BY_NODES = 22
 MAX_FILE_LINES = 600
 MAX_CLASS_LINES = 250
 MAX_FUNCTION_LINES = 40
@@ -112,6 +117,37 @@ def test_imports_point_down():
         if module.split(".")[0] == "adt_core" and layer(module) > layer(dotted(path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_nodes_import_few_modules_of_the_core():
+    """Nodes know the packages of the core, and not what is in them."""
+    found = {
+        module.removeprefix("adt_core").removeprefix(".")
+        for path, tree in modules("nodes").items()
+        for _, module in imports(path, tree)
+        if module.split(".")[0] == "adt_core"
+    }
+    assert {module for module in found if "." in module} <= FOR_NODES
+    assert len(found) <= MAX_IMPORTED_BY_NODES, sorted(found)
+
+
+def documented(module: ast.Module) -> set[str]:
+    return set(re.findall(r"`(\w+)`", ast.get_docstring(module) or ""))
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_packages_document_the_names_that_they_export(package):
+    """An exported name must not be the name of a module, which would replace it once it is imported."""
+    face = CORE[f"adt_core/{package}/__init__.py"]
+    imported = CORE[f"adt_core/{package}/api.py"].body
+    public = {alias.name for node in imported if isinstance(node, ast.ImportFrom) for alias in node.names}
+    listed = next(node.value for node in face.body if isinstance(node, ast.Assign))
+    assert isinstance(listed, ast.List) and {ast.literal_eval(name) for name in listed.elts} == public
+    assert documented(face) >= public
+    assert not {path.stem for path in (ROOT / "adt_core" / package).glob("*")} & public
+    assert {name for name in FOR_NODES if name.startswith(package)} <= {
+        f"{package}.{name}" for name in documented(face)
+    }
 
 
 def test_decodings_are_driven_in_one_place():
@@ -288,7 +324,7 @@ def test_files_and_images_are_opened_in_one_place():
 FOREIGN_ATTRIBUTES = {
     *("bar.bar_format", "bar.n", "weight.grad", "decoder._modules", "config._attn_implementation"),
     *("output.ui", "plug.tooltip", "plug.optional", "plug.min"),
-    "weakref.finalize(self, release, decoder).atexit",
+    "weakref.finalize(self, decoder.free_pool).atexit",
 }
 """Attributes of objects of other libraries that are set here."""
 SET_BY_NAME = {"self", "selected", "layer", "parent"}

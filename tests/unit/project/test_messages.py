@@ -36,11 +36,11 @@ def test_one_thing_is_singular():
 
 
 def test_joined_messages_keep_their_parts():
-    done = message("check.same")
+    done = message("diagnostics.same")
     line = join((done, "", "plain text"))
     assert line == "Same image: yes. plain text"
-    assert [part.key for part in line.parts] == ["check.same", "space", None]
-    assert [part.key for part in join((done, done), "").parts] == ["check.same", "check.same"]
+    assert [part.key for part in line.parts] == ["diagnostics.same", "space", None]
+    assert [part.key for part in join((done, done), "").parts] == ["diagnostics.same", "diagnostics.same"]
     assert join(("", "")) == "" and parts_of("plain text") == (Part("plain text"),)
 
 

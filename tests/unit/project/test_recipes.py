@@ -19,7 +19,7 @@ from adt_core import Drafting, cli, load_drafter
 from adt_core.drafters import DRAFTERS, NETWORKS, Drafter, NetworkKind, Prefill, Proposer, TreeSizes, Verified
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import (
-    NO_DRAFTS,
+    PLAIN_SHAPE,
     POLICIES,
     ActiveImage,
     Context,
@@ -61,7 +61,7 @@ class ToyPolicy(Policy):
 
     def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         shape = self.largest(self.settings)
-        return [NO_DRAFTS if slot.position % self.settings.stride else shape for slot in slots]
+        return [PLAIN_SHAPE if slot.position % self.settings.stride else shape for slot in slots]
 
 
 class BetterMode(Policy):

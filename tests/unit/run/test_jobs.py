@@ -69,7 +69,7 @@ def test_a_png_contains_the_options(pipeline, lantern, options):
     settings = Pipeline(pipeline.target, replace(pipeline.recipe, lantern=lantern, negative_prompt=" fog ")).settings(
         "a cat", 2
     )
-    names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
+    names = ("lantern_k", "lantern_delta", "lantern_factor", "max_substitution")
     assert tuple(settings[name] for name in names) == options
     others = {"prompt": "a cat", "image_index": 2, "negative_prompt": "fog", "size": None}
     assert others.items() <= settings.items()

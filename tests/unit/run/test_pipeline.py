@@ -20,7 +20,7 @@ from adt_core.recipe import Loading
 from adt_core.run import pipeline
 from adt_core.run.images import read_settings, to_png
 from adt_core.run.options import ImageOptions, LoadingOptions, PngOptions
-from adt_core.run.pipeline import FIXED
+from adt_core.run.pipeline import SET_BY_LOAD
 from adt_core.run.previews import BLANK
 from adt_core.run.store import Identity
 from adt_core.runtime import get_runtime
@@ -73,7 +73,7 @@ def test_numbers_of_other_libraries_are_accepted(pipe):
 
 
 def test_types_name_the_declared_options():
-    assert ImageOptions.__annotations__.keys() == set(Recipe.names()) - set(FIXED)
+    assert ImageOptions.__annotations__.keys() == set(Recipe.names()) - set(SET_BY_LOAD)
     assert PngOptions.__annotations__.keys() == set(Recipe.names())
     assert LoadingOptions.__annotations__.keys() == Loading.fields().keys() - {"model", "dtype", "weights"}
 

@@ -337,7 +337,7 @@ def test_names_without_utf8(tmp_path):
 
 
 def test_relaxed_images_are_marked_for_other_programs():
-    settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_lambda": None}
+    settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_factor": None}
     assert "Sampler: auto, Relaxed: LANTERN, " in parameters_text(settings, 8, 8)
     settings["figures"] = {"substitution_rate": 0.031}
     assert "Relaxed: LANTERN (3.1 % of the tokens replaced), " in parameters_text(settings, 8, 8)

@@ -47,7 +47,7 @@ def folders(pack):
 
 @pytest.fixture
 def downloading(pack):
-    return pack.package(".nodes.downloading")
+    return pack.package(".nodes.missing_models")
 
 
 def listed(pack):
@@ -170,7 +170,7 @@ def test_an_incomplete_second_stage_is_completed(pack, hub, downloading, monkeyp
     """Both stages are in one folder. A folder with the first stage only is not incomplete."""
     wanted = []
     monkeypatch.setattr(downloading, "fetch", lambda parts, node: wanted.append([part.download.name for part in parts]))
-    monkeypatch.setattr(downloading, "_is_complete", lambda path: True)
+    monkeypatch.setattr(downloading, "is_complete", lambda path: True)
     stage = tmp_path / "GLM-Image" / "vision_language_encoder"
     monkeypatch.setattr(downloading.folders, "installed", lambda name: str(stage))
     for folder in (stage, *(stage.parent / name for name in ("transformer", "text_encoder", "vae"))):
@@ -220,7 +220,7 @@ def test_public_server_downloads_only_if_its_owner_allows_it(
 ):
     wanted = []
     monkeypatch.setattr(downloading.args, "listen", listen)
-    monkeypatch.setattr(downloading, "download", lambda *parts: wanted.append(parts))
+    monkeypatch.setattr(downloading, "download_parts", lambda *parts: wanted.append(parts))
     monkeypatch.delenv("ADT_TREE_ALLOW_DOWNLOAD", raising=False)
     with raises_key("if_missing.off" if refused else "model.not_there"):
         load("Emu3-Gen-hf")

@@ -330,7 +330,9 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
 
     Prompts from versions without a preset must keep their numbers.
     """
-    own = small.model.target.published._replace(guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
+    own = small.model.target.published_sampling._replace(
+        guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors"
+    )
     monkeypatch.setattr(small.model.target, "published", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
 
@@ -389,7 +391,7 @@ def test_benchmark_makes_the_papers_tables(pack, small, monkeypatch):
     """The node and the command write the same files. A metric's weights are chosen from the folder for them."""
     clip = write_clip(pack.base / "models" / "ar_image_metrics" / "tiny-clip")
     asked = {"prompts": small.PROMPT, "count": 1, "seed": 5, "drafter": small.drafters["small"]}
-    bench = pack.package(".nodes.benchmark").bench
+    bench = pack.package(".adt_core.lab.benchmark")
     monkeypatch.setattr(bench, "WARM_UP", 1)
     monkeypatch.setattr(pack.package(".nodes.benchmark").paper, "TEMPERATURES", (1.0,))  # one of two, to save time
     before = set(pack.base.glob("output/adt_tree_benchmark/*"))

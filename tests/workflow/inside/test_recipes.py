@@ -1,5 +1,6 @@
 """Tests that nodes, command line and `Pipeline` do the same: one recipe for the same settings, one list for a batch."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,24 @@ def test_a_cancelled_batch_is_continued_by_the_command_and_by_the_node(pack, sma
     assert {path: path.stat().st_mtime_ns for path in before} == before, "an image was generated twice"
     (complete,) = pack.base.glob(f"output/adt_tree_batches/whole-{seed_mode.replace(' ', '-')}-*")
     assert names(folder) == names(complete)
+
+
+def test_a_batch_can_be_cancelled_while_the_weights_are_read(pack, small, monkeypatch, caplog):
+    """The first time, the weights of a large model are read for many seconds before the first image begins."""
+    mm = importlib.import_module("comfy.model_management")
+    runtime = pack.package(".adt_core.runtime").get_runtime()
+    told = runtime.notify
+
+    def cancel(text):
+        told(text)
+        mm.interrupt_current_processing()
+
+    monkeypatch.setattr(runtime, "notify", cancel)
+    monkeypatch.setattr(pack.package(".adt_core.run.identity"), "CACHED_BYTES", 1)
+    with caplog.at_level("INFO"), pytest.raises(pack.Cancelled):
+        pack.run("ADTTreeBatchSampler", model=[small.model], prompts=["a cat"], seed=[5], folder=["unread"])
+    assert "ADT-Tree: Checking the weights of small" in caplog.messages
+    assert not list(pack.base.glob("output/adt_tree_batches/unread-*"))
 
 
 def names(folder: Path) -> list[str]:

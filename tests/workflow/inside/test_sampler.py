@@ -50,15 +50,15 @@ def test_image_equals_the_engines(small, given, asked):
 @pytest.mark.parametrize("preset", ["custom", "model default"])
 def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
     """The images of a batch must equal a batch of the original script."""
-    chosen = {"preset": preset, "noise": "upstream"}
-    own = {} if preset == "custom" else small.model.target.published._asdict()
+    chosen = {"preset": preset, "noise": "original-script"}
+    own = {} if preset == "custom" else small.model.target.published_sampling._asdict()
     sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance_scale", "top_p") if own}}
-    expected = small.expected(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
+    expected = small.expected(count=2, sampling={**sampling, "noise": "original-script"})["samples"]
     np.testing.assert_array_equal(small.vectors(batch_size=2, **chosen), expected)
     assert not np.array_equal(small.vectors(batch_size=2, preset=preset), expected)
     batch = {"model": [small.model], "prompts": [small.PROMPT], "seed": [5]}
-    *_, results = pack.run("ADTTreeBatchSampler", **batch, noise=["upstream"])
-    assert results.settings["noise"] == "upstream"
+    *_, results = pack.run("ADTTreeBatchSampler", **batch, noise=["original-script"])
+    assert results.settings["noise"] == "original-script"
 
 
 @pytest.mark.parametrize("values", [BOUNDS, {"neighbours": 10, "factor": 5.0}, {"delta": 0.0}])
@@ -79,7 +79,10 @@ def test_lantern_image_equals_the_engines(pack, small, values):
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(drafting="Auto + LANTERN", drafter=None)
     figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
-    assert figures["lantern"]["delta"] == small.model.target.published.lantern.delta and figures["method"] == "auto"
+    assert (
+        figures["lantern"]["delta"] == small.model.target.published_sampling.lantern.delta
+        and figures["method"] == "auto"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -262,7 +262,7 @@ def test_sizes_and_seconds_of_the_sentence(pack, eight, monkeypatch):
     streamed = pack.package(".adt_core.models.streamed")
     monkeypatch.setattr(streamed, "layer_bytes", lambda decoder: int(0.4 * 2**30))
     monkeypatch.setattr(streamed, "device_bytes", lambda decoder, count: int(13.9 * 2**30))
-    text = eight.model.patcher._message(20, 20 * 0.4 * 2**30 / 24e9)
+    text = streamed.streamed_message(eight.decoder, 20, 20 * 0.4 * 2**30 / 24e9)
     assert text == "5.9 of 13.9 GiB on the GPU, the rest is streamed: about 0.4 s a pass."
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW
 from ..errors import AdtError
 from ..files import is_hidden, list_visible
-from ..models.load import FAMILIES, find_published
-from ..models.reading.paths import home_of, name_of, resolve
+from ..models.load import FAMILIES, published_at
+from ..models.reading.paths import home_of, resolve
 from ..settings import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def find_drafter(model: str | Path) -> Path | None:
     The function searches the folder that contains the target, and folders called `ar_image_drafters` near this folder.
     """
     path = Path(os.path.expanduser(model)).absolute()
-    row = find_published(name_of(path))
+    row = published_at(path)
     if row is None or row.drafter is None:
         return None
     name = row.drafter.folder

@@ -12,13 +12,18 @@ import comfy.model_management as mm
 from comfy.cli_args import args
 
 from ..adt_core import AdtError
-from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, kept_message, terms
-from ..adt_core.app.inspect import inspect
+from ..adt_core.app import (
+    DownloadPart,
+    DownloadProgress,
+    download_parts,
+    download_terms,
+    find_parts,
+    is_complete,
+    kept_message,
+)
 from ..adt_core.environment import variable
 from ..adt_core.messages import join, message
-from ..adt_core.models.downloads import Published
-from ..adt_core.models.load import find_published
-from ..adt_core.models.reading.paths import STAGE, home_of, name_of
+from ..adt_core.models import STAGE, Published, find_published, home_of, published_at
 from . import folders
 from .cancelling import telling_what_is_kept
 from .comfy_runtime import Progress, check_cancelled, send, tell
@@ -43,15 +48,15 @@ def download_missing(name: str, node_id: str) -> None:
         InterruptProcessingException: If the user has cancelled the run.
     """
     path = folders.installed(name)
-    row = find_published(name if path is None else name_of(Path(path)))
+    row = find_published(name) if path is None else published_at(path)
     if row is None:
         return
-    is_complete = path is not None and _is_complete(path)
+    is_whole = path is not None and is_complete(path)
     # An incomplete folder of another pack stays as it is: the model is downloaded to a folder of this pack.
-    is_here = path is not None and (is_complete or folders.is_own(path))
+    is_here = path is not None and (is_whole or folders.is_own(path))
     home = Path(home_of(Path(path))) if path is not None and is_here else folders.home()
     parts = find_parts(row.name, home, folders.drafters_home())
-    if path is not None and is_complete:
+    if path is not None and is_whole:
         parts = [part for part in parts if not part.is_complete and _is_wanted(part, row, path)]
     if parts:
         fetch(parts, node_id)
@@ -77,9 +82,9 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
     """
     _refuse_shared_server(parts)
     bar: list[Progress] = []
-    licence = terms(parts)
+    licence = download_terms(parts)
 
-    def report(progress: DownloadProgress) -> None:
+    def on_progress(progress: DownloadProgress) -> None:
         total = progress.total or 1
         text = join([progress.message, licence], "; ")
         if not bar or bar[0].total != total:
@@ -90,7 +95,7 @@ def fetch(parts: list[DownloadPart], node_id: str) -> None:
             bar[0].say(text)
 
     with telling_what_is_kept(lambda: kept_message(parts)):
-        download(parts, report, check_cancelled)
+        download_parts(parts, on_progress, check_cancelled)
     tell(message("download.done", model=parts[0].download.name), logging.INFO, is_lasting=False)
     send(_EVENT, offered_downloads(), None)
 
@@ -106,7 +111,7 @@ def about_models() -> dict[str, dict[str, str]]:
     room = _room()
     about = {}
     for name in folders.offered():
-        row = find_published(name_of(Path(name)))
+        row = published_at(name)
         if row is None:
             continue
         fits = next((fits for fits, needed in zip(("yes", *_FITS[1:]), row.memory) if needed <= room), _TOO_LARGE)
@@ -144,15 +149,6 @@ def offered_downloads() -> dict[str, dict[str, str]]:
     return offered
 
 
-def _is_complete(path: str) -> bool:
-    """Return whether a checkpoint is complete according to the headers of its files."""
-    try:
-        found = inspect(path)[0]
-    except AdtError:
-        return False
-    return not found["missing"] and not found["to_do"]
-
-
 def _refuse_shared_server(parts: list[DownloadPart]) -> None:
     """Raise AdtError if other machines can reach this ComfyUI and its owner has not allowed downloads."""
     shared = [address for address in args.listen.split(",") if not _is_loopback(address.strip())]
@@ -162,7 +158,7 @@ def _refuse_shared_server(parts: list[DownloadPart]) -> None:
             address=shared[0],
             variable=ALLOWED,
             command=parts[0].download.command(parts[0].home),
-            terms=terms(parts),
+            terms=download_terms(parts),
         )
 
 

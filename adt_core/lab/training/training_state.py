@@ -1,6 +1,6 @@
-"""Checkpoint of a training run, as a safetensors file.
+"""State of a training run, as a safetensors file.
 
-A checkpoint is a nested structure of dicts, lists, plain values and tensors, such as the state of an optimiser. The
+The state is a nested structure of dicts, lists, plain values and tensors, such as the state of an optimiser. The
 structure is stored as JSON, in a tensor of bytes. In it, `{"tensor": "7"}` refers to the tensor with the name "7". A
 pickle would need less code, but this pack reads pickles only of published models.
 """
@@ -22,7 +22,7 @@ _REFERENCE = "tensor"
 
 
 def to_bytes(state: dict[str, Any]) -> bytes:
-    """Return the content of a checkpoint file.
+    """Return the content of a file with the state.
 
     Args:
         state: Content of the checkpoint. JSON turns keys that are numbers into strings.
@@ -41,7 +41,7 @@ def to_bytes(state: dict[str, Any]) -> bytes:
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return the content of a checkpoint file. If the file is damaged, this function raises various exceptions."""
+    """Return the content of a file with the state. If the file is damaged, this function raises various exceptions."""
     with opened(path) as file:
         tensors = load(file.read())
     structure = tensors.pop(_STRUCTURE).numpy().tobytes()

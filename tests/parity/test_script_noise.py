@@ -1,4 +1,4 @@
-"""Tests of ``upstream`` noise: a seed must give the same image as the model authors' script.
+"""Tests of the noise of original scripts: a seed must give the same image as the model authors' script.
 
 This must hold with and without drafting. The script is transformers' ``generate`` for Chameleon, Janus-Pro and Emu3.
 For the other families, :func:`loop` reimplements the published script. All scripts sample with ``torch.multinomial``
@@ -305,7 +305,7 @@ def compare(models, case, seeds, methods):
     target, drafters, script = models
     images = IMAGES[case["images"]]
     kept = KEPT[case["kept"]]
-    sampling = Sampling(guidance_scale=GUIDANCE[case["guidance"]], noise="upstream", **SAMPLINGS[case["drawn"]])
+    sampling = Sampling(guidance_scale=GUIDANCE[case["guidance"]], noise="original-script", **SAMPLINGS[case["drawn"]])
     cells = torch.randint(target.num_codes, (images, kept), generator=torch.Generator().manual_seed(images))
     given = KeptTokens.of(cells, images, target)
     expected = script(given.tokens[:, : given.start], sampling, seeds)

@@ -59,7 +59,7 @@ class _Calls(NamedTuple):
     state: Tensor
 
 
-class UpstreamNoise:
+class ScriptNoise:
     """Noise of the scripts, as a `NoiseKind`. Images with the same seed are different rows of the same calls.
 
     The noise of recent calls is cached for all images of the seed, because these images often need noise at nearby
@@ -135,7 +135,7 @@ class _Reader:
 
     _state: Tensor | None
 
-    def __init__(self, kind: UpstreamNoise, seed: int, index: int):
+    def __init__(self, kind: ScriptNoise, seed: int, index: int):
         self._kind = kind
         self._seed = seed
         self._index = index

@@ -1,7 +1,7 @@
-"""Tests of upstream noise: the random numbers of the scripts that the models' authors published.
+"""Tests of the noise of original scripts: the random numbers of the scripts that the models' authors published.
 
-Upstream noise must equal the noise of `torch.multinomial` with the same generator. PNGs must record the kind of noise.
-tests/parity/test_upstreams_noise.py compares complete images with the original scripts.
+It must equal the noise of `torch.multinomial` with the same generator. PNGs must record the kind of noise.
+tests/parity/test_script_noise.py compares complete images with the original scripts.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.rules.noise import Noise
-from adt_core.rules.upstream import UpstreamNoise, noise_device
+from adt_core.rules.script_noise import ScriptNoise, noise_device
 from adt_core.run import png_settings
 from adt_core.run.identity import settings_key
 from adt_core.run.images import read_settings
@@ -23,7 +23,7 @@ from tests.raising import raises_key
 
 LENGTH, WIDTH, SEED = 23, 50, 7
 COLUMNS = torch.tensor([3, 4, 8, 40, 41, 49])
-UPSTREAM = Sampling(SEED, noise="upstream")
+SCRIPT = Sampling(SEED, noise="original-script")
 
 
 def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
@@ -54,7 +54,7 @@ def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
         generator = torch.Generator().manual_seed(seed)
         expected = torch.cat([torch.multinomial(z.softmax(-1), 1, generator=generator).T for z in logits])
         rows = calls(seed, together, 20, width, columns)
-        kind = UpstreamNoise(width, columns, together)
+        kind = ScriptNoise(width, columns, together)
         made = torch.stack([kind((seed, index))(range(20)) for index in range(together)], 1)
         assert torch.equal(made, rows) and torch.equal((logits + made).argmax(-1), expected)
 
@@ -62,14 +62,14 @@ def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
 def test_other_implementations_of_exponential_numbers_use_torch(monkeypatch):
     made = []
     for known in (True, False):
-        monkeypatch.setattr("adt_core.rules.upstream.exponential_uses_uniform", lambda known=known: known)
-        made.append(UpstreamNoise(WIDTH, COLUMNS, 2)((SEED, 1))(range(LENGTH)))
+        monkeypatch.setattr("adt_core.rules.script_noise.exponential_uses_uniform", lambda known=known: known)
+        made.append(ScriptNoise(WIDTH, COLUMNS, 2)((SEED, 1))(range(LENGTH)))
     assert made[0].equal(made[1]) and made[0].equal(calls(together=2)[:, 1])
 
 
 @pytest.mark.parametrize("kept", [0, 2, 100])
 def test_images_of_a_batch_are_rows_of_the_same_calls(kept):
-    kind = UpstreamNoise(WIDTH, COLUMNS, 3, kept=kept)
+    kind = ScriptNoise(WIDTH, COLUMNS, 3, kept=kept)
     whole = calls(together=3)
     rows = {index: kind((SEED, index)) for index in (2, 0, 1)}
     for index, positions in [(2, range(4)), (0, range(4)), (2, range(4, 9)), (1, range(4)), (0, range(4, 9))]:
@@ -77,10 +77,10 @@ def test_images_of_a_batch_are_rows_of_the_same_calls(kept):
 
 
 def test_noise_of_other_images_is_drawn_once(monkeypatch):
-    kind = UpstreamNoise(WIDTH, COLUMNS, 2, kept=8)
+    kind = ScriptNoise(WIDTH, COLUMNS, 2, kept=8)
     drawn = []
-    draw = UpstreamNoise._make
-    monkeypatch.setattr(UpstreamNoise, "_make", lambda *given: drawn.append(given[2]) or draw(*given))
+    draw = ScriptNoise._make
+    monkeypatch.setattr(ScriptNoise, "_make", lambda *given: drawn.append(given[2]) or draw(*given))
     one = kind((SEED, 0))
     other = kind((SEED, 1))
     for ahead in (one, other):
@@ -92,19 +92,19 @@ def test_noise_of_other_images_is_drawn_once(monkeypatch):
 
 
 def test_the_first_call_belongs_to_the_first_generated_token():
-    rows = UpstreamNoise(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
+    rows = ScriptNoise(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
     assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "skipped positions must use up their noise"
-    later = UpstreamNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
+    later = ScriptNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
     assert torch.equal(later(range(4)), calls()[3:7, 0]), "earlier calls of the script must use up their noise"
 
 
 def test_noise_in_the_ring_buffer():
     """The values must also be right after images are suspended and replaced by images with other seeds."""
-    ring = noise(UpstreamNoise(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
+    ring = noise(ScriptNoise(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
     ring.prepare([5, 9, 2])
     ring.select(torch.tensor([1, 2]))
-    ring.admit(torch.tensor([0]), noise(UpstreamNoise(WIDTH, COLUMNS, 1), (0,), seed=1))
+    ring.admit(torch.tensor([0]), noise(ScriptNoise(WIDTH, COLUMNS, 1), (0,), seed=1))
     ring.prepare([0, 4])
     at = ring.at(torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
     assert torch.equal(at, torch.stack([calls(1)[:4, 0], calls(together=3)[4:8, 2]]))
@@ -113,7 +113,7 @@ def test_noise_in_the_ring_buffer():
 def test_global_generators_are_not_changed():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    noise(UpstreamNoise(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
+    noise(ScriptNoise(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -127,11 +127,11 @@ INDICES = [0, 1, 2, 3]
 @pytest.mark.parametrize("batch_size", [None, 3, 1])
 def test_images_do_not_depend_on_the_batch_size(models, batch_size):
     target, drafter = models
-    whole = run(target, None, PROMPTS, sampling=UPSTREAM, image_indices=INDICES).codes
+    whole = run(target, None, PROMPTS, sampling=SCRIPT, image_indices=INDICES).codes
     how = {"drafting": Drafting("adt-tree"), "image_indices": INDICES, "batch_size": batch_size}
-    assert torch.equal(run(target, drafter, PROMPTS, sampling=UPSTREAM, **how).codes, whole)
+    assert torch.equal(run(target, drafter, PROMPTS, sampling=SCRIPT, **how).codes, whole)
     assert len({tuple(codes) for codes in whole.tolist()}) == 4
-    alone = replace(UPSTREAM, noise_batch=4)
+    alone = replace(SCRIPT, noise_batch=4)
     assert torch.equal(run(target, None, PROMPTS[:1], sampling=alone, image_indices=[2]).codes[0], whole[2])
 
 
@@ -139,9 +139,9 @@ def test_prompts_do_not_affect_each_other(models):
     target, drafter = models
     prompts = ("a cat", "a dog", "a cat")
     seeds = [3, 3, 4]
-    drawn = run(target, drafter, prompts, sampling=UPSTREAM, seeds=seeds, drafting=Drafting("adt-tree")).codes
+    drawn = run(target, drafter, prompts, sampling=SCRIPT, seeds=seeds, drafting=Drafting("adt-tree")).codes
     for prompt, seed, codes in zip(prompts, seeds, drawn):
-        assert torch.equal(run(target, None, (prompt,), sampling=replace(UPSTREAM, seed=seed)).codes[0], codes)
+        assert torch.equal(run(target, None, (prompt,), sampling=replace(SCRIPT, seed=seed)).codes[0], codes)
 
 
 def test_an_index_beyond_the_batch_is_rejected(models):
@@ -150,7 +150,7 @@ def test_an_index_beyond_the_batch_is_rejected(models):
         new_decoding(
             target,
             [target.encode_prompt("a cat")],
-            sampling=replace(UPSTREAM, noise_batch=2),
+            sampling=replace(SCRIPT, noise_batch=2),
             image_indices=[3],
             drafting=Drafting("no-drafting"),
         )
@@ -163,9 +163,9 @@ def test_memory_for_the_noise_of_other_images(models):
         plain = {"drafting": Drafting("no-drafting"), "image_indices": list(range(images)), "sampling": sampling}
         return new_decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
 
-    assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))
+    assert needed(1, SCRIPT) == needed(1, Sampling(SEED))
     small = 4 * target.length * target.num_tokens * 8  # complete noise of the other three images
-    assert needed(4, UPSTREAM) - needed(4, Sampling(SEED)) == small
+    assert needed(4, SCRIPT) - needed(4, Sampling(SEED)) == small
 
 
 # ---- in output files ----------------------------------------------------------------------------
@@ -185,12 +185,12 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 
 def test_images_of_a_batch_are_reproduced(generate):
-    options = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
+    options = "--prompt", "a cat", "--noise", "original-script", "--seed", 3
     assert generate(*options, "--num-images-per-prompt", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
     assert generate(*options, "--output", "single.png")[0] == 0
     saved = read_settings(Path("x-0003.png"))
     assert [saved[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == [
-        "upstream",
+        "original-script",
         3,
         "cpu",
         2,
@@ -200,24 +200,26 @@ def test_images_of_a_batch_are_reproduced(generate):
         assert one.tobytes() == two.tobytes() != single.tobytes()
         assert one.text["parameters"] == two.text["parameters"]
     trace = read_lines("t.json")[0]["report"]
-    assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
+    assert trace["sampling"]["noise"] == "original-script"
+    assert (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 
 
 def test_noise_of_another_device_is_rejected(generate, monkeypatch):
-    assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
+    assert generate("--prompt", "a cat", "--noise", "original-script", "--output", "a.png")[0] == 0
     monkeypatch.setattr(png_settings, "noise_device", lambda device: "NVIDIA RTX 4090")
     code, err = generate("--from-png", "a.png", "--output", "again.png")
     assert code == 1 and "the upstream noise of 'cpu'" in err and "--device NVIDIA RTX 4090 makes other noise" in err
-    assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
-    assert read_settings(Path("own.png"))["noise"] == "own" and "noise_device" not in read_settings(Path("own.png"))
-    assert generate("--from-png", "own.png", "--noise", "upstream", "--output", "theirs.png")[0] == 0
+    assert generate("--from-png", "a.png", "--noise", "adt-tree", "--output", "own.png")[0] == 0
+    saved = read_settings(Path("own.png"))
+    assert saved["noise"] == "adt-tree" and "noise_device" not in saved
+    assert generate("--from-png", "own.png", "--noise", "original-script", "--output", "theirs.png")[0] == 0
     with Image.open("a.png") as one, Image.open("theirs.png") as two:
         assert one.tobytes() == two.tobytes(), "an image with keyed noise can be generated with the noise of any device"
 
 
 def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     pipeline = Pipeline(models[0], Recipe(Sampling(SEED)))
-    changed = replace(pipeline, recipe=Recipe(UPSTREAM))
+    changed = replace(pipeline, recipe=Recipe(SCRIPT))
     keys = [settings_key(pipeline), settings_key(changed)]
     monkeypatch.setattr("adt_core.run.identity.noise_device", lambda device: "another")
     keys.append(settings_key(changed))
