@@ -60,7 +60,7 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
     tab.finished(sampler)
     tab.settle()
     sizes += [tab.map(sampler, "panel.stage.clientHeight")]
-    assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 15, sizes  # one line of text
+    assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 1, sizes
 
 
 ENDED = """async () => {
@@ -176,8 +176,12 @@ def test_a_long_message_above_a_map_is_cut_after_what_matters_and_opens(tab):
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
-    """A button must show the rest of long text. After the next run, the node must have its old height."""
+    """A button must show the rest of long text. After the next run, the node must have its old height.
+
+    The page was reloaded during the run, so it has not received the start of the run.
+    """
     assert name in MISSING
+    tab.open()
     tab.open_template(name)
     tab.settle()
     height = "app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader').size[1]"
