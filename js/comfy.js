@@ -99,6 +99,20 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
+/**
+ * Let a function change the list of templates of each pack before ComfyUI shows it. The server lists them in the order
+ * of its file system.
+ *
+ * @param {(names: string[]) => string[]} sort
+ */
+export function onTemplates(sort) {
+  const { getWorkflowTemplates } = api;
+  api.getWorkflowTemplates = async () => {
+    const packs = Object.entries(await getWorkflowTemplates.call(api));
+    return Object.fromEntries(packs.map(([pack, names]) => [pack, sort(names)]));
+  };
+}
+
 /** Open a workflow template of a pack, which the server finds by the template's name, under a title. */
 export async function openTemplate(name, title = name) {
   const packs = await (await api.fetchApi("/workflow_templates")).json();

@@ -66,7 +66,10 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
 ENDED = """async () => {
   const events = ['execution_success', 'execution_error', 'execution_interrupted'];
   const end = new Promise((resolve) => {
-    for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
+    const hear = () => {
+      for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
+    };
+    app.api.addEventListener('execution_start', hear, { once: true }); // an earlier run may not have ended yet
   });
   const wasAccepted = await app.queuePrompt(0);
   return wasAccepted && end;
