@@ -12,6 +12,7 @@ import {
   isOpen,
   language,
   listen,
+  onZoomedOut,
   nodeAt,
   openWorkflow,
   registerExtension,
@@ -160,6 +161,7 @@ registerExtension({
   setup() {
     addStyles();
     setLanguage(language());
+    onZoomedOut((isOut) => document.body.classList.toggle("adt-zoomed-out", isOut));
     onPreference("map", (on) => {
       for (const map of maps.values()) map.show(on);
     });

@@ -170,6 +170,16 @@ export function isZoomedOut() {
   return Boolean(app.canvas?.low_quality);
 }
 
+/** Call a function when the user zooms out so far that texts are illegible, and when the user zooms in again. */
+export function onZoomedOut(/** @type {(isOut: boolean) => void} */ changed) {
+  let before = false;
+  callAfter(app.canvas, "onDrawForeground", () => {
+    if (isZoomedOut() === before) return;
+    before = !before;
+    changed(before);
+  });
+}
+
 /** Drawing context of the canvas. Its origin is the node that is being drawn. */
 export function canvasContext() {
   return app.canvas.ctx;
