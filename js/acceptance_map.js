@@ -12,8 +12,8 @@ import {
   isOpen,
   language,
   listen,
-  onZoomedOut,
   nodeAt,
+  onZoomedOut,
   openWorkflow,
   registerExtension,
 } from "./comfy.js";
