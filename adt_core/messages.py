@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 TEMPLATES = {
-    "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
+    "batch.done": "{count} images in {folder}, {earlier} of them made before",
     "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued by "
     "them.",
     "batch.folder": "The images are in {folder}.",
+    "batch.made": "{count} images in {folder}",
     "batch.kept": "{done} of {count} images kept. Press Run to continue. They are in {folder}.",
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",

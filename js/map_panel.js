@@ -24,6 +24,7 @@ const MAX_ZOOM = 16;
 const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
 const ALL = "all"; // value of the list of images that shows the contact sheet
 const COMPARISON_HEIGHT = 60; // pixels of the labels, the controls and the additional text of two runs
+const ABREAST_HEIGHT = 30; // the same in the node Compare, which must fit a small screen in Nodes 2.0
 const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
 /**
@@ -204,7 +205,8 @@ export class MapPanel {
 
   /** The additional height in pixels that a second run needs; the node Compare always has one. */
   get comparisonHeight() {
-    return this.runs.length > 1 || this.run?.abreast > 1 ? COMPARISON_HEIGHT : 0;
+    if (this.run?.abreast > 1) return ABREAST_HEIGHT;
+    return this.runs.length > 1 ? COMPARISON_HEIGHT : 0;
   }
 
   /** What is drawn: the runs with their images, or in a contact sheet all images of the run. */

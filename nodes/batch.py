@@ -314,7 +314,8 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
             progress.update(tokens, line)
             remark = step.decoding.exact.remark
     unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
-    line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
+    counts: dict[str, str | int] = {"count": len(batch.jobs), "folder": _shown(batch.store.folder)}
+    line = message("batch.done", earlier=earlier, **counts) if earlier else message("batch.made", **counts)
     progress.say(join((line, _relaxed(run.pipeline, records)), ""))
     return records, join((unknown, remark))
 
