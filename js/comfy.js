@@ -539,6 +539,12 @@ export function setLabels(widget, label) {
   widget.options.getOptionLabel = label;
 }
 
+/** Show a name in a widget's empty text box on the canvas, where ComfyUI shows the id of the input. */
+export function setPlaceholder(/** @type {Widget} */ widget, text) {
+  const { element } = widget;
+  if (element?.placeholder === widget.name) element.placeholder = text;
+}
+
 /** The values of a combo widget, or null for other widgets. */
 export function choicesOf(widget) {
   const values = widget.options?.values;

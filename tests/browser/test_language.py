@@ -67,6 +67,16 @@ def test_choices_are_translated(chinese, other_mode):
     assert {"Auto", "model default"} <= {value for value in saved["widgets_values"] if isinstance(value, str)}
 
 
+EMPTY = """app.graph.nodes.find(({ type }) => type === 'ADTTreeBatchSampler')
+  .widgets.find(({ name }) => name === 'negative').element.placeholder"""
+"""Returns the name in the empty text box of the negative prompt."""
+
+
+def test_names_in_empty_text_boxes_are_translated(chinese):
+    chinese.open_template("ADT-Tree batch of prompts with report")
+    assert chinese.page.evaluate(EMPTY) == "负面提示词"
+
+
 READ = """([seed, count]) => {
   const find = (name) => app.graph.nodes.flatMap((node) => node.widgets ?? []).find((widget) => widget.name === name);
   for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
