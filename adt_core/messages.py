@@ -13,9 +13,10 @@ ERRORS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read
 
 TEMPLATES = {
     **ERRORS,
-    "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
+    "batch.done": "{count} images in {folder}, {earlier} of them made before",
     "batch.folder": "The images are in {folder}.",
     "batch.kept": "{done} of {count} images kept. Press Run to continue. They are in {folder}.",
+    "batch.made": "{count} images in {folder}",
     "batch.metadata": "The files contain their prompts in spite of --disable-metadata, because a batch is continued "
     "by them.",
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",

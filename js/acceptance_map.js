@@ -13,6 +13,7 @@ import {
   language,
   listen,
   nodeAt,
+  onZoomedOut,
   openWorkflow,
   registerExtension,
 } from "./comfy.js";
@@ -160,6 +161,7 @@ registerExtension({
   setup() {
     addStyles();
     setLanguage(language());
+    onZoomedOut((isOut) => document.body.classList.toggle("adt-zoomed-out", isOut));
     onPreference("map", (on) => {
       for (const map of maps.values()) map.show(on);
     });

@@ -99,6 +99,20 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
+/**
+ * Let a function change the list of templates of each pack before ComfyUI shows it. The server lists them in the order
+ * of its file system.
+ *
+ * @param {(names: string[]) => string[]} sort
+ */
+export function onTemplates(sort) {
+  const { getWorkflowTemplates } = api;
+  api.getWorkflowTemplates = async () => {
+    const packs = Object.entries(await getWorkflowTemplates.call(api));
+    return Object.fromEntries(packs.map(([pack, names]) => [pack, sort(names)]));
+  };
+}
+
 /** Open a workflow template of a pack, which the server finds by the template's name, under a title. */
 export async function openTemplate(name, title = name) {
   const packs = await (await api.fetchApi("/workflow_templates")).json();
@@ -154,6 +168,16 @@ export function setTypeColours(colours) {
 /** Whether the canvas is zoomed out so far that ComfyUI draws neither texts nor elements. */
 export function isZoomedOut() {
   return Boolean(app.canvas?.low_quality);
+}
+
+/** Call a function when the user zooms out so far that texts are illegible, and when the user zooms in again. */
+export function onZoomedOut(/** @type {(isOut: boolean) => void} */ changed) {
+  let before = false;
+  callAfter(app.canvas, "onDrawForeground", () => {
+    if (isZoomedOut() === before) return;
+    before = !before;
+    changed(before);
+  });
 }
 
 /** Drawing context of the canvas. Its origin is the node that is being drawn. */
@@ -513,6 +537,12 @@ export function refreshLabel(node, widget) {
 /** Set the function that returns the displayed label of each value of a combo widget. */
 export function setLabels(widget, label) {
   widget.options.getOptionLabel = label;
+}
+
+/** Show a name in a widget's empty text box on the canvas, where ComfyUI shows the id of the input. */
+export function setPlaceholder(/** @type {Widget} */ widget, text) {
+  const { element } = widget;
+  if (element?.placeholder === widget.name) element.placeholder = text;
 }
 
 /** The values of a combo widget, or null for other widgets. */

@@ -93,6 +93,7 @@ export class Run {
     this.thumbnails = header.thumbnails ?? []; // data URLs
     this.abreast = header.parts ?? 1; // number of runs that the node makes side by side
     this.count = header.images; // number of images
+    this.listed = header.listed ?? 1; // number of items of a list for which the node ran; this run is for the last one
     this.grid = String(header.grid);
     this.#setGrids(header);
     this.rounds = []; // { ms, drafting (milliseconds), records: Map image -> record }

@@ -23,6 +23,8 @@ const MAX_PIXELS = 4; // maximum number of device pixels per CSS pixel, for a pa
 const MAX_ZOOM = 16;
 const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
 const ALL = "all"; // value of the list of images that shows the contact sheet
+const COMPARISON_HEIGHT = 60; // pixels of the labels, the controls and the additional text of two runs
+const ABREAST_HEIGHT = 30; // the same in the node Compare, which must fit a small screen in Nodes 2.0
 const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
 /**
@@ -87,7 +89,7 @@ export class MapPanel {
     this.zoomOutButton = button(texts.zoomOut, "−");
     this.zoom = make("div", { className: "adt-map-zoom" }, this.zoomInButton, this.zoomOutButton);
     this.compare = new Compare(() => this.owner.choices(), this.settings, {
-      chosen: () => this.refresh(),
+      chosen: () => this.#resizeForComparison(),
       turned: () => this.#set({}),
       moved: this.redraw,
     });
@@ -131,8 +133,7 @@ export class MapPanel {
       bar("", make("div", group, ...this.buttons), this.images),
       this.caption.element,
       this.stage,
-      bar("adt-map-replay", replay.button, replay.slider),
-      bar("adt-map-against", compare.select, compare.button, compare.apart),
+      bar("adt-map-replay", replay.button, replay.slider, compare.select, compare.button, compare.apart),
       bar("", cells, this.opacity, this.legend.element),
       this.text,
     );
@@ -202,6 +203,12 @@ export class MapPanel {
     return other && other.grid === this.run.grid ? [this.run, other] : [this.run];
   }
 
+  /** The additional height in pixels that a second run needs; the node Compare always has one. */
+  get comparisonHeight() {
+    if (this.run?.abreast > 1) return ABREAST_HEIGHT;
+    return this.runs.length > 1 ? COMPARISON_HEIGHT : 0;
+  }
+
   /** What is drawn: the runs with their images, or in a contact sheet all images of the run. */
   get #subjects() {
     if (!this.isSheet) return this.runs.map((run) => ({ run, image: this.#imageOf(run) }));
@@ -213,6 +220,7 @@ export class MapPanel {
     const { figure, cells, opacity } = this.settings;
     this.element.classList.toggle("adt-map-idle", !this.run);
     this.element.classList.toggle("adt-map-two", this.runs.length > 1);
+    this.element.style.setProperty("--adt-comparison", `${this.comparisonHeight}px`);
     for (const button of this.buttons) {
       button.setAttribute("aria-pressed", String(cells && button.dataset.figure === figure));
     }
@@ -586,6 +594,13 @@ export class MapPanel {
   #grow(pixels) {
     this.element.style.setProperty("--adt-added", `${this.captionHeight + this.detailsHeight}px`);
     this.owner.grow(pixels);
+  }
+
+  /** Make the node higher while the user compares two runs. */
+  #resizeForComparison() {
+    const before = parseFloat(this.element.style.getPropertyValue("--adt-comparison"));
+    this.refresh();
+    if (this.comparisonHeight !== before) this.owner.grow(this.comparisonHeight - before);
   }
 
   /** Make the node higher while the details are open, so that the map keeps its size. */

@@ -54,8 +54,7 @@ const PREVIOUS = "previous"; // id of the previous run in this list
 const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
 const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
-const MIN_HEIGHT = 398; // with a run
-const SECOND_RUN_HEIGHT = 43; // additional text of a second run, and the controls to compare
+const MIN_HEIGHT = 413; // with a run
 
 /** Node -> NodeMap, for the nodes of the open workflow and its subgraphs. */
 export const maps = new Map();
@@ -82,9 +81,9 @@ export class NodeMap {
   }
 
   #minHeight() {
-    const { caption, captionHeight, detailsHeight } = this.panel;
+    const { caption, captionHeight, detailsHeight, comparisonHeight } = this.panel;
     if (!this.run) return (caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT) + captionHeight;
-    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + captionHeight + detailsHeight;
+    return MIN_HEIGHT + comparisonHeight + captionHeight + detailsHeight;
   }
 
   /** Show the map on its node, or hide it. */

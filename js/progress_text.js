@@ -152,6 +152,7 @@ function open({ prompt_id }) {
 
 /** The node of a line, or null while another workflow is open, whose nodes may have the same ids. */
 function nodeOf(id) {
+  workflow ??= openWorkflow(); // the page was reloaded during the run, so it has not received its start
   return openWorkflow() === workflow ? nodeAt(id) : null;
 }
 

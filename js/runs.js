@@ -100,8 +100,10 @@ async function find(reference) {
 
 /** The maps in a node's output, by part. If the node ran several times for a list, the maps of its last run. */
 export function parts(output) {
+  const maps = output?.adt_tree_map ?? [];
+  const listed = maps.filter(({ part }) => !part).length; // runs for the items of the list
   const found = [];
-  for (const map of output?.adt_tree_map ?? []) found[map.part ?? 0] = map;
+  for (const map of maps) found[map.part ?? 0] = { ...map, listed };
   return found;
 }
 

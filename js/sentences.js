@@ -66,14 +66,16 @@ function isUndrafted(run) {
 }
 
 /**
- * Sentences above a map: method and seed of the run, the values of the node that have changed since the run, and `off`.
+ * Sentences above a map: method and seed of the run, its place in a list, the values of the node that have changed since
+ * the run, and `off`.
  *
  * @param {{name: string | symbol, now: string}[]} differences
  * @param {string} off sentence on why the map is from an earlier run, or ""
  */
 export function caption(run, differences = [], off = "") {
   const own = (run.state === "done" ? texts.of : texts.at)(nameOf(run), run.seed);
-  return [own, ...(differences.length ? [texts.now(differences)] : []), ...(off ? [off] : [])].join(" ");
+  const place = run.listed > 1 ? texts.lastOfList(run.listed) : "";
+  return [own, place, differences.length ? texts.now(differences) : "", off].filter(Boolean).join(" ");
 }
 
 /** One sentence about the fastest and the slowest region of an image. "" if their speeds are similar. */

@@ -1,12 +1,37 @@
 /**
- * Workflow templates: their translation, and a command that opens the first one. The nodes of a template contain titles
- * and notes in all languages.
+ * Workflow templates: their order, their translation, and a command that opens the first one. The nodes of a template
+ * contain titles and notes in all languages.
  */
 
-import { language, newWorkflowId, openTemplate, registerExtension } from "./comfy.js";
+import { language, newWorkflowId, onTemplates, openTemplate, registerExtension } from "./comfy.js";
 
 /** Name of the first template. */
 export const FIRST = "ADT-Tree text to image (start here)";
+/** Names of all templates: what an artist does first, then the models, then measurements and research. */
+export const ORDER = [
+  FIRST,
+  "ADT-Tree continue a picture",
+  "ADT-Tree inpaint with MaskEditor",
+  "ADT-Tree batch of prompts with report",
+  "ADT-Tree text to image and upscale with a model",
+  "ADT-Tree compared with no drafting",
+  "ADT-Tree map and statistics of a run",
+  "ADT-Tree relaxed acceptance (LANTERN)",
+  "ADT-Tree Janus-Pro text to image",
+  "ADT-Tree GLM-Image text to image",
+  "ADT-Tree GLM-Image edit a picture",
+  "ADT-Tree Lumina-mGPT 2.0 text to image",
+  "ADT-Tree Lumina-mGPT text to image",
+  "ADT-Tree Anole 7B text to image",
+  "ADT-Tree Emu3 text to image",
+  "ADT-Tree Liquid text to image",
+  "ADT-Tree LlamaGen text to image",
+  "ADT-Tree benchmark and diagnostics of this machine",
+  "ADT-Tree MS-COCO batch with upscaling",
+  "ADT-Tree run of the paper (Anole with LANTERN)",
+  "ADT-Tree same as upstream (Janus-Pro)",
+  "ADT-Tree train a drafter for a model",
+];
 const OPEN_FIRST = "ADTTree.OpenFirstTemplate";
 
 const LANGUAGES = ["zh"]; // besides English
@@ -36,6 +61,13 @@ export function nameWidgets(workflow) {
     if (!String(node).includes(":")) input[0] = [workflow.id, node, name].map(encodeURIComponent).join(":");
   }
 }
+
+/** Sort the templates of this pack. The lists of other packs stay as they are. @param {string[]} names */
+export function sorted(names) {
+  return names.includes(FIRST) ? names.toSorted((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b)) : names;
+}
+
+onTemplates(sorted);
 
 registerExtension({
   name: "adttree.templates",

@@ -63,6 +63,7 @@ const ENGLISH = {
     `${figure} of ${rows} by ${columns} tokens. Use the arrow keys to move between tokens, + and - to zoom.`,
   at: (method, seed) => `Seed ${seed} (${method}).`,
   of: (method, seed) => `Made with seed ${seed} (${method}).`,
+  lastOfList: (count) => `Item ${count} of ${count} of the list.`,
   now: (differences) =>
     sentenceCase(
       differences
@@ -214,6 +215,7 @@ const CHINESE = {
   keys: (figure, rows, columns) => `${rows} 行 ${columns} 列 token 的${figure}。用方向键逐个移动，用 + 和 - 缩放。`,
   at: (method, seed) => `种子 ${seed}（${method}）。`,
   of: (method, seed) => `使用种子 ${seed} 生成（${method}）。`,
+  lastOfList: (count) => `列表共 ${count} 项，此为第 ${count} 项。`,
   now: (differences) =>
     `${differences.map(({ name, now }) => (name === PROMPT ? "提示词已更改" : `${name}现在为 ${now}`)).join("，")}。`,
   restore: (name, was) => (name === PROMPT ? "恢复提示词" : `恢复${name} ${was}`),

@@ -3,7 +3,15 @@
  * This file translates the values of combo inputs and the messages of the server.
  */
 
-import { fetchTranslations, isOurs, language, registerExtension, setLabels, widgetsOf } from "./comfy.js";
+import {
+  fetchTranslations,
+  isOurs,
+  language,
+  registerExtension,
+  setLabels,
+  setPlaceholder,
+  widgetsOf,
+} from "./comfy.js";
 import { setTemplates } from "./messages.js";
 import { own } from "./own.js";
 
@@ -29,8 +37,9 @@ registerExtension({
   nodeCreated(node) {
     if (!isOurs(node)) return;
     for (const widget of widgetsOf(node)) {
-      const labels =
-        widget.name === CONTROL ? controls : own(own(nodes, node.comfyClass)?.inputs, widget.name)?.options;
+      const input = own(own(nodes, node.comfyClass)?.inputs, widget.name);
+      const labels = widget.name === CONTROL ? controls : input?.options;
+      if (input) setPlaceholder(widget, input.name);
       if (labels) setLabels(widget, (value) => own(labels, value) ?? value ?? "");
     }
   },

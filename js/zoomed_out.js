@@ -1,7 +1,7 @@
 /**
  * Acceptance map on a canvas that is zoomed out so far that ComfyUI hides HTML elements. This file draws the map once
  * as an image, and then only copies the image to the canvas. An HTML element would need a layout in every frame while
- * the user pans.
+ * the user pans. In Nodes 2.0, elements stay visible, and the map fills its panel (acceptance_map.css).
  */
 
 import { boxOf, canvasContext, isZoomedOut, onPlaceholder, redrawNode } from "./comfy.js";

@@ -6,8 +6,9 @@ Finished images are saved in a folder. If the same list is queued again, the nod
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from statistics import mean
 from typing import Any
@@ -20,10 +21,10 @@ from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..adt_core import AdtError, Lantern, Pipeline
-from ..adt_core.app import domain_warning, to_csv
+from ..adt_core.app import domain_warning, write_manifest
 from ..adt_core.errors import PromptTooLongError, shown
-from ..adt_core.files import write_in
 from ..adt_core.messages import join, message, parts_of
+from ..adt_core.recipe import Recipe
 from ..adt_core.run import (
     IMAGE_STATS,
     INVALID_MODES,
@@ -63,9 +64,6 @@ from .sockets import (
 )
 
 FOLDER = "adt_tree_batches"
-MANIFEST = "manifest.csv"
-_LISTED = "file", "id", "prompt", "seed"
-"""Columns of the manifest, which names the prompt of each image file also without a report."""
 PER_IMAGE, SAME, STEPPED = "per image", "same", "increment"
 """Values of the input `seed_mode`.
 
@@ -159,8 +157,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
         name = single.pop("folder", "")
         hidden = cls.hidden or NO_QUEUE
         run = _prepared(**single)
-        _count_too_long(prompts, run.pipeline, hidden)
-        given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, pipeline=run.pipeline, **asked)
+        check = cache(run.pipeline.check_prompt)  # the count and the jobs need the tokens of each prompt
+        _count_too_long(prompts, check, run.pipeline.target.name, hidden)
+        given = read_jobs(prompts=prompts, ids=ids, seeds=seeds, recipe=run.pipeline.recipe, check=check, **asked)
         batch = _batch(run=run, given=given, folder=name)
         records, remark = _draw(batch, run, batch_size, hidden)
         kept = message("batch.metadata") if args.disable_metadata else ""
@@ -168,7 +167,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
             where = message("batch.folder", folder=_shown(batch.store.folder))
             tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         rows = [_row(job, records[job.number], run.pipeline.recipe.lantern is not None) for job in batch.jobs]
-        write_in(batch.store.folder, MANIFEST, to_csv(_LISTED, rows, "utf-8-sig"))
+        write_manifest(batch.store.folder, batch.store.jobs)
         settings = {name: value for name, value in run.pipeline.settings("").items() if name != "prompt"}
         left_out = [{"id": job.id, "prompt": job.prompt, "note": note} for job, note in batch.left_out.items()]
         results = BatchResults(_images(batch), rows, settings, batch.store.folder, left_out)
@@ -321,7 +320,8 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
             progress.update(tokens, line)
             remark = step.decoding.invariance.remark
     unknown = domain_warning(run.model.target, [job.text for job in batch.jobs])
-    line = message("batch.done", count=len(batch.jobs), earlier=earlier, folder=_shown(batch.store.folder))
+    counts: dict[str, str | int] = {"count": len(batch.jobs), "folder": _shown(batch.store.folder)}
+    line = message("batch.done", earlier=earlier, **counts) if earlier else message("batch.made", **counts)
     progress.say(join((line, _relaxed(run.pipeline, records)), ""))
     return records, join((unknown, remark))
 
@@ -357,7 +357,8 @@ def read_jobs(
     prompts: list,
     ids: list | None,
     seeds: list | None,
-    pipeline: Pipeline,
+    recipe: Recipe,
+    check: Callable[[str], str],
     seed_mode: str = PER_IMAGE,
     invalid_prompts: str = RAISE,
 ) -> tuple[JobList, list[Job], dict[Job, str]]:
@@ -366,6 +367,9 @@ def read_jobs(
     If `ids` is None, the prompts are numbered from 1. If `seeds` is None, or the seed of a prompt is `NO_SEED`, the
     input `seed_mode` decides.
 
+    Args:
+        check: Function that checks a prompt, as in :func:`~adt_core.run.jobs.fit_jobs`.
+
     Raises:
         AdtError: If an input is invalid, or all prompts are left out.
     """
@@ -373,19 +377,19 @@ def read_jobs(
     ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
     seeds = seeds if seeds is not None else [NO_SEED] * len(prompts)
     _check_lengths(prompts, ids=ids, seeds=seeds)
-    first = pipeline.recipe.sampling.seed
+    first = recipe.sampling.seed
     entries = []
     for number, (prompt, id, seed) in enumerate(zip(prompts, ids, seeds)):
         own = None if _seed(id, seed) == NO_SEED else seed
         if own is None and seed_mode == STEPPED:
             own = (first + number) % 2**64
         entries.append(PromptEntry(id, prompt, own))
-    whole = JobList(entries, pipeline.recipe, same_noise=seed_mode == SAME)
+    whole = JobList(entries, recipe, same_noise=seed_mode == SAME)
     jobs: list[Job] = []
     left_out: dict[Job, str] = {}
     for job in whole:
         try:
-            fitting, unfit = fit_jobs([job], pipeline.check_prompt, invalid_prompts)
+            fitting, unfit = fit_jobs([job], check, invalid_prompts)
         except AdtError as error:
             raise AdtError("prompts.one_invalid", id=job.id, error=error) from error
         jobs += fitting
@@ -396,7 +400,7 @@ def read_jobs(
     return whole, jobs, left_out
 
 
-def _count_too_long(prompts: list, pipeline: Pipeline, hidden: Any) -> None:
+def _count_too_long(prompts: list, check: Callable[[str], str], model: str, hidden: Any) -> None:
     """Show below the Prompts node how many of its prompts are too long. That node itself does not know the model."""
     graph = hidden.prompt or {}
     link = graph.get(hidden.unique_id, {}).get("inputs", {}).get("prompts")
@@ -407,15 +411,15 @@ def _count_too_long(prompts: list, pipeline: Pipeline, hidden: Any) -> None:
         or graph[source].get("class_type") != ADTTreePrompts.define_schema().node_id
     ):
         return
-    too_long = sum(_is_too_long(prompt, pipeline) for prompt in prompts)
+    too_long = sum(_is_too_long(prompt, check) for prompt in prompts)
     if too_long:
-        line = message("prompts.too_long", count=len(prompts), long=too_long, model=pipeline.target.name)
+        line = message("prompts.too_long", count=len(prompts), long=too_long, model=model)
         show_line(source, line, logging.WARNING, is_lasting=True)
 
 
-def _is_too_long(prompt: Any, pipeline: Pipeline) -> bool:
+def _is_too_long(prompt: Any, check: Callable[[str], str]) -> bool:
     try:
-        pipeline.check_prompt(_text(prompt).strip())
+        check(_text(prompt).strip())
     except AdtError as error:
         return isinstance(error, PromptTooLongError)
     return False

@@ -22,7 +22,7 @@ Names for nodes and other programs, which are imported on first use:
   reports a `DownloadProgress`. `download_terms` and `kept_message` are texts for the user. `is_complete` checks files.
 - Diagnostics of a model: `prepare_diagnosis`, then `diagnose`.
 - Arguments of benchmarks and trainings: `QualityArgs`, `TrainingArgs`, `TrainingDataArgs`, `TrainingOutputArgs`.
-- Tables: `to_csv`.
+- Tables: `to_csv`, and `write_manifest` for a list of images.
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ __all__ = [
     "PROMPT_FILES", "QualityArgs", "SETTING_COLUMNS", "TrainingArgs", "TrainingDataArgs", "TrainingOutputArgs",
     "blank_note", "diagnose", "domain_warning", "download_parts", "download_terms", "file_stems", "find_parts",
     "is_complete", "kept_message", "non_blank", "open_rgb", "parse_lines", "prefix_length", "prepare_diagnosis",
-    "read_all", "remarks", "sample", "select", "to_csv",
+    "read_all", "remarks", "sample", "select", "to_csv", "write_manifest",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

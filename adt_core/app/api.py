@@ -8,6 +8,7 @@ from .csv_tables import to_csv
 from .doctor import diagnose, prepare_diagnosis
 from .download import DownloadPart, DownloadProgress, download_parts, download_terms, find_parts, kept_message
 from .inspect import is_complete
+from .manifest import write_manifest
 from .prompt_remarks import remarks
 from .prompts import (
     BUNDLED_CAPTIONS,

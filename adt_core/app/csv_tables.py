@@ -9,7 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from ..errors import shown
 
@@ -26,18 +26,27 @@ LONGEST_CELL = 32_767
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8") -> bytes:
-    """Return a CSV table with a header. Text that a spreadsheet program would run as a formula is escaped.
+    """Return a CSV table. Arguments as in :func:`write_csv`."""
+    table = io.BytesIO()
+    write_csv(table, columns, rows, encoding)
+    return table.getvalue()
+
+
+def write_csv(
+    file: BinaryIO, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8"
+) -> None:
+    """Write a CSV table with a header. Text that a spreadsheet program would run as a formula is escaped.
 
     Args:
         columns: Names of the columns, in order.
         rows: For each row, a dictionary from column name to value. If a column is missing, its cell is empty. Keys that
             are not in `columns` are ignored.
     """
-    text = io.StringIO()
+    text = io.TextIOWrapper(file, encoding, "backslashreplace", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_escape, columns))
     writer.writerows([_escape(row.get(name)) for name in columns] for row in rows)
-    return text.getvalue().encode(encoding, "backslashreplace")
+    text.detach()  # writes what is left, and leaves the file open
 
 
 def _escape(cell: object) -> object:

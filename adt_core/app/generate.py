@@ -31,6 +31,7 @@ from ..settings import ORIGINAL_SCRIPT
 from . import continuation, workers
 from .args import WEBDATASET, GenerateArgs, given_paths
 from .generate_worker import FinishedImage, GenerateFacts, GeneratePlan, GenerateWorker
+from .manifest import MANIFEST, check_manifest, write_manifest
 from .progress import RunProgress
 from .prompt_remarks import remarks
 from .prompts import blank_note, non_blank, read_all
@@ -118,15 +119,16 @@ def _check_output(output: Path, is_list: bool) -> None:
 
 
 def _images(plan: GeneratePlan, others: Sequence[Path]) -> list[Path]:
-    """Return the paths of images, tars and the index that could be one of the other files of the run."""
+    """Return the paths of images, tars, the index and the manifest that could be one of the other files of the run."""
     files = plan.args.files
     if not plan.is_list:
         return [_single_path(files.output, plan.jobs, number) for number in plan.jobs.numbers]
     found = list(clashing_images(files.output, plan.jobs.count, others))
     if files.format == WEBDATASET:
         tars.check(files.output)
-        found += tars.clashing_files(files.output, others)
-    return found
+        return found + tars.clashing_files(files.output, others)
+    check_manifest(files.output)
+    return [*found, files.output / MANIFEST]
 
 
 def _line_files(plan: GeneratePlan) -> dict[str, Path]:
@@ -294,6 +296,9 @@ class _Output:
         """
         plan = self._plan
         self._store.finish()
+        files = plan.args.files
+        if plan.is_list and files.format != WEBDATASET and files.output.is_dir():
+            write_manifest(files.output, plan.jobs)
         without = 0
         for name, file in self._lines.items():
             known = () if name == "trace" else self._store.records()

@@ -202,7 +202,7 @@ class Runner:
         """Decode the images of jobs, and yield the progress of every round. It can be closed at any time.
 
         Args:
-            jobs: Images to generate. The prompts must fit the model, see `check` and `jobs.fit`.
+            jobs: Images to generate. The prompts must fit the model, see `check` and `jobs.fit_jobs`.
             batch_size: Maximum number of images that are decoded at the same time.
             check: Cancellation callback. It is called often, and raises an exception to stop.
             residency: Owner of the weights.

@@ -67,6 +67,16 @@ def test_choices_are_translated(chinese, other_mode):
     assert {"Auto", "model default"} <= {value for value in saved["widgets_values"] if isinstance(value, str)}
 
 
+EMPTY = """app.graph.nodes.find(({ type }) => type === 'ADTTreeBatchSampler')
+  .widgets.find(({ name }) => name === 'negative').element.placeholder"""
+"""Returns the name in the empty text box of the negative prompt."""
+
+
+def test_names_in_empty_text_boxes_are_translated(chinese):
+    chinese.open_template("ADT-Tree batch of prompts with report")
+    assert chinese.page.evaluate(EMPTY) == "负面提示词"
+
+
 READ = """([seed, count]) => {
   const find = (name) => app.graph.nodes.flatMap((node) => node.widgets ?? []).find((widget) => widget.name === name);
   for (const [name, value] of Object.entries({ seed, count })) find(name).value = value;
@@ -83,7 +93,7 @@ def test_progress_is_translated(chinese):
     chinese.page.evaluate(READ, [next(SEEDS), 2])
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     lines = [line for line in chinese.page.evaluate("adtTest.lines") if line]
-    assert "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/" in lines[-1]
+    assert "2 张图像，位于 output/adt_tree_batches/" in lines[-1]
     assert lines[0].startswith("2 张图像") and not any(" of " in line for line in lines)
 
 

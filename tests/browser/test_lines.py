@@ -60,13 +60,16 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
     tab.finished(sampler)
     tab.settle()
     sizes += [tab.map(sampler, "panel.stage.clientHeight")]
-    assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 15, sizes  # one line of text
+    assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 1, sizes
 
 
 ENDED = """async () => {
   const events = ['execution_success', 'execution_error', 'execution_interrupted'];
   const end = new Promise((resolve) => {
-    for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
+    const hear = () => {
+      for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
+    };
+    app.api.addEventListener('execution_start', hear, { once: true }); // an earlier run may not have ended yet
   });
   const wasAccepted = await app.queuePrompt(0);
   return wasAccepted && end;
@@ -176,8 +179,12 @@ def test_a_long_message_above_a_map_is_cut_after_what_matters_and_opens(tab):
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
-    """A button must show the rest of long text. After the next run, the node must have its old height."""
+    """A button must show the rest of long text. After the next run, the node must have its old height.
+
+    The page was reloaded during the run, so it has not received the start of the run.
+    """
     assert name in MISSING
+    tab.open()
     tab.open_template(name)
     tab.settle()
     height = "app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader').size[1]"

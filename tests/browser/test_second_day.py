@@ -37,6 +37,29 @@ def test_text_of_the_replay_is_outside_of_the_image(tab, done):
     assert not tab.map(done, "panel.about.hidden")
 
 
+LIST = """() => {
+  const prompts = LiteGraph.createNode('ADTTreePrompts');
+  app.graph.add(prompts);
+  prompts.widgets.find(({ name }) => name === 'text').value = 'a fox\\na boat\\na tent';
+  const text = app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode');
+  prompts.connect(0, text, text.inputs.findIndex(({ name }) => name === 'text'));
+}"""
+"""Connects a list of three prompts to the text."""
+
+
+def test_the_map_of_a_list_says_which_item_it_shows(tab, workflow):
+    """The Sampler runs once per item, and its map shows the last one. A reload must keep this text."""
+    tab.load(workflow.data)
+    tab.page.evaluate(LIST)
+    tab.run()
+    listed = "run?.state === 'done' && panel.caption.own.textContent.includes('). Item 3 of 3 of the list.')"
+    tab.wait(workflow.sampler, listed)
+    tab.screenshot("list")
+    tab.drafted("adt_tree_map")
+    tab.open()
+    tab.wait(workflow.sampler, listed)
+
+
 def test_double_click_zooms_and_clicks_unpin(tab, done):
     canvas = tab.canvas(done)
     canvas.dblclick()

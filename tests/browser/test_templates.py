@@ -140,6 +140,25 @@ def test_first_template_fits_the_screen(tab):
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.75
 
 
+LISTED = """() => [...document.querySelectorAll('[role=dialog] h3')].map(({ textContent }) => textContent.trim())"""
+"""Returns the titles in the template browser, in their order."""
+
+
+def test_templates_are_listed_in_the_order_in_which_an_artist_needs_them(tab):
+    """The server lists files in the order of its file system, and ComfyUI shows them in this order."""
+    tab.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    dialog = tab.page.get_by_role("dialog")
+    dialog.get_by_text("ADT-Tree", exact=True).first.click()
+    dialog.get_by_text(RUNNABLE[0], exact=True).first.wait_for()
+    tab.screenshot("template_browser")
+    listed = [title for title in tab.page.evaluate(LISTED) if title.startswith("ADT-Tree ")]
+    tab.page.keyboard.press("Escape")
+    assert listed[:4] == [RUNNABLE[0], "ADT-Tree continue a picture", INPAINT, "ADT-Tree batch of prompts with report"]
+    known = tab.page.evaluate("async () => (await import('/extensions/ADT-Tree/templates.js')).ORDER")
+    assert known == [*listed, *known[len(listed) :]]  # the browser loads further titles when the user scrolls
+    assert sorted(known) == sorted([RUNNABLE[0], *OTHERS])
+
+
 OTHERS = sorted({path.stem for path in (ROOT / "workflows").glob("*.json")} - {RUNNABLE[0]})
 
 

@@ -138,7 +138,7 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     assert err.count("A worker failed") == 1 and "raylet" not in out + err
 
     names = sorted(path.name for path in Path("single").iterdir())
-    assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 4
+    assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 5
     assert read_lines("single/tokens.json") == read_lines("spread/tokens.json")
     assert without_times(read_lines("single/trace.json")) == without_times(read_lines("spread/trace.json"))
     for name in names[: 2 * len(PROMPTS)]:

@@ -53,7 +53,8 @@ FOREIGN_PATHS = (
 """Beginnings of repositories of models, and of paths outside of this repository."""
 TERMS = {
     "value",    "Set Latent Noise Mask", "VAE Encode (for Inpainting)",
-    "Export (API)", "CLIP Text Encode", "VAE Encode", "VAE Decode", "Unload Models", "Install via Git URL", "Templates", "Extensions",
+    "CLIP Text Encode", "VAE Encode",
+    "Export (API)", "VAE Decode", "Unload Models", "Install via Git URL", "Templates", "Extensions",
     "Live preview method",  # ComfyUI
     "plain round", "captured round", "Control tensors", "draft mode", "cost model", "cost profile", "Jacobi window",
     "Batch-invariant", "default tier", "the noise", "gain", "LANTERN", "For reviewers", "furthest", "G",

@@ -3,6 +3,7 @@
 These are prompts, tokens, traces, reports and the index of tars.
 """
 
+import csv
 import errno
 import io
 import json
@@ -237,6 +238,35 @@ def test_a_released_lock_never_deletes_the_lock_of_another_process(tmp_path, mon
         FolderLock(tmp_path, "lock").take()
     other.release()
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- manifest ------------------------------------------------------------------------------------------------------
+
+
+def test_shards_write_a_manifest_of_the_complete_list(generate):
+    """It names the image of each row, also those of the other shards, whose texts no spreadsheet runs as a formula."""
+    Path("list.csv").write_text("id,prompt,seed\na/1,a cat,7\nb,=1+1,\n", encoding="utf-8")
+    for shard in ("1/2", "2/2"):
+        assert generate(prompts="list.csv", shard=shard, seed=3)[0] == 0
+        with Path("out/manifest.csv").open(newline="", encoding="utf-8-sig") as file:
+            assert list(csv.DictReader(file)) == [
+                {"file": "000001.png", "id": "a/1", "prompt": "a cat", "seed": "7"},
+                {"file": "000002.png", "id": "b", "prompt": "'=1+1", "seed": "3"},
+            ]
+
+
+def test_a_foreign_manifest_is_not_replaced(generate):
+    Path("out").mkdir()
+    Path("out/manifest.csv").write_text("mine", encoding="utf-8")
+    code, _, err = generate()
+    assert code == 2 and "manifest.csv' is not a manifest of this pack" in err
+    assert Path("out/manifest.csv").read_text(encoding="utf-8") == "mine" and len(os.listdir("out")) == 1
+
+
+def test_a_manifest_that_is_the_list_is_not_replaced(generate):
+    assert generate()[0] == 0
+    code, _, err = generate(prompts="out/manifest.csv")
+    assert code == 2 and "is the file of --prompts, which would be overwritten" in err
 
 
 # ---- seeds of a list -----------------------------------------------------------------------------------------------

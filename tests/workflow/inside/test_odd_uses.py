@@ -109,6 +109,21 @@ def test_answers_name_no_folder_of_the_server(pack):
             assert name in text and str(pack.base) not in text, text
 
 
+def test_prompts_of_a_batch_are_tokenised_once(pack, small, monkeypatch):
+    """The line below the Prompts node, which counts prompts that are too long, needs their tokens, too."""
+    from comfy_api.v0_0_2 import io
+
+    target = type(small.model.target)
+    seen = []
+    check = target.check_prompt
+    monkeypatch.setattr(target, "check_prompt", lambda self, prompt: seen.append(prompt) or check(self, prompt))
+    graph = {"1": {"class_type": "ADTTreePrompts", "inputs": {}}, "2": {"inputs": {"prompts": ["1", 0]}}}
+    hidden = {io.Hidden.unique_id: "2", io.Hidden.prompt: graph, io.Hidden.extra_pnginfo: {}}
+    node = pack.nodes["ADTTreeBatchSampler"].PREPARE_CLASS_CLONE({"hidden_inputs": hidden})
+    node.execute(model=[small.model], drafter=[small.drafters["small"]], prompts=["a fox", "a hen"], seed=[5])
+    assert [seen.count(prompt) for prompt in ("a fox", "a hen")] == [1, 1]
+
+
 def test_a_batch_tells_that_its_files_keep_their_prompts(pack, batch, monkeypatch, caplog):
     from comfy.cli_args import args
 
