@@ -7,7 +7,7 @@ Workers (see `workers`) decode parts of the jobs, and this process stores every 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -152,10 +152,13 @@ def _line_outputs(plan: GeneratePlan) -> list[tuple[str, Path]]:
     return [(name, path) for name, file in named for path in {file: 0, shard_path(file, plan.jobs.shard): 0}]
 
 
-def run(plan: GeneratePlan) -> str:
+def run(plan: GeneratePlan, copy: Callable[[], None] = lambda: None) -> str:
     """Load the models, decode the missing images, and write the files.
 
     Each image is written as soon as it is finished.
+
+    Args:
+        copy: Called after the images of each step are written.
 
     Returns:
         Summary for the user.
@@ -181,6 +184,8 @@ def run(plan: GeneratePlan) -> str:
             for step in mapped(parts) if parts else ():
                 for image in step.images:
                     output.add(image)
+                if step.images:
+                    copy()
                 output.leave_out(step.left_out)
                 progress.update(step.tokens, len(step.images), len(step.left_out))
     lines = output.finish(len(missing), perf_counter() - began)

@@ -246,6 +246,12 @@ def file_name(number: int) -> str:
     return name if number < FLAT else f"{number // PER_FOLDER:03}/{name}"
 
 
+def image_number(name: str) -> int | None:
+    """Return the number of the image whose PNG has this path in a store, or None if no image has it."""
+    match = _NAME.fullmatch(name.rpartition("/")[2])
+    return int(match[1]) if match and name == file_name(int(match[1])) else None
+
+
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:
     """Return the files in a folder that have the name of an image, by number. Links are omitted.
 

@@ -35,6 +35,11 @@ _TAR_NAME = re.compile(r"([0-9]+-of-[0-9]+-)?[0-9]{5,}\.tar")
 _TAR_ERRORS = (OSError, ValueError)
 
 
+def is_tar(name: str) -> bool:
+    """Return whether a file has the name of a tar of this pack."""
+    return _TAR_NAME.fullmatch(name) is not None
+
+
 def check(folder: Path) -> None:
     """Check that a run can write tar files into a folder.
 
@@ -67,8 +72,7 @@ def clashing_files(folder: Path, others: Sequence[Path]) -> list[Path]:
     """
     named = {path.name.lower() for path in others}
     tars = [path.name for path in folder.glob("*.tar")] if folder.is_dir() else []
-    clashing = {name for name in named if _TAR_NAME.fullmatch(name)}
-    return [folder / INDEX, *(folder / name for name in sorted({*tars, *clashing}) if _TAR_NAME.fullmatch(name))]
+    return [folder / INDEX, *(folder / name for name in sorted({*tars, *named}) if is_tar(name))]
 
 
 class TarStore(PngStore):
@@ -138,7 +142,7 @@ class TarStore(PngStore):
         return self.jobs.numbers.index(number) // TAR_SIZE
 
     def _tars(self) -> list[Path]:
-        files = (path for path in self.folder.glob("*.tar") if _TAR_NAME.fullmatch(path.name))
+        files = (path for path in self.folder.glob("*.tar") if is_tar(path.name))
         return sorted(path for path in files if path.is_file() and not is_link(path))
 
     def _pack(self, tar: int) -> None:
