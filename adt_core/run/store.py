@@ -45,10 +45,11 @@ class Store(Protocol):
         """
         ...
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
         """Store a finished image.
 
         Args:
+            png: Content of its PNG, or None if a worker has written it to the same folder.
             record: Record of the image, which the PNG contains if the image belongs to a list.
 
         Raises:
@@ -211,8 +212,9 @@ class PngStore:
             raise AdtError(f"`output`: '{path}' {problem}; {self.remedy}.")
         return record
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
-        write_in(self.folder, file_name(job.number), png)
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
+        if png is not None:
+            write_in(self.folder, file_name(job.number), png)
 
     def leave_out(self, number: int) -> None:
         pass

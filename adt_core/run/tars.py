@@ -104,7 +104,7 @@ class TarStore(PngStore):
             self._missing.setdefault(self._tar(number), set()).add(number)
         return missing
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
         super().add(job, png, record)
         self._waiting.add(job.number)
         self._done(job.number)
