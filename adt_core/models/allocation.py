@@ -8,7 +8,7 @@ import math
 import torch
 
 from ..errors import AdtError
-from ..memory_limit import memory_limit, usable_bytes
+from ..memory_limit import free_address_space, memory_limit, usable_bytes
 from ..messages import message
 from ..settings import DISK, RAM
 from .cache import KVCache
@@ -37,6 +37,27 @@ def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
         raise AdtError(
             f"{name} does not fit on the device, and the {needed} that stay in main memory are more than the {there} "
             f"that {memory_limit().owner} has for it; choose int8 or int4 weights, or a smaller model."
+        )
+
+
+def check_address_space(target: Target, largest_file: int) -> None:
+    """Check that the limit of `ulimit -v` is large enough to read the weights.
+
+    A file of weights is mapped while it is read, so it takes address space in addition to the weights.
+
+    Args:
+        largest_file: Size of the largest file in bytes.
+
+    Raises:
+        AdtError: If it is too small.
+    """
+    free = free_address_space()
+    weights = device_bytes(target.decoder, 0) + companion_bytes(target)
+    if free is not None and weights + largest_file > free:
+        needed, file, left = (f"{size / 2**30:.1f} GiB" for size in (weights, largest_file, free))
+        raise AdtError(
+            f"{target.name} has {needed} of weights, and its largest file of {file} is mapped while it is read, but "
+            f"'ulimit -v' leaves this process {left}; raise this limit."
         )
 
 
