@@ -120,6 +120,7 @@ def demo(options: dict[str, Any]) -> str:
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generate as command
+    from .app.object_store import mirror
 
     arguments = args.GenerateArgs(
         files=_section(args.OutputArgs, options),
@@ -130,7 +131,10 @@ def generate(options: dict[str, Any]) -> str:
         placement=_placement(options),
         parallel=_section(args.WorkerArgs, options),
     )
-    return command.run(_checked(command.plan, arguments))
+    shard = _checked(lambda: arguments.inputs.stride)
+    with mirror(shard) as store:
+        local = _checked(store.of_generate, arguments)
+        return store.with_urls(command.run(_checked(command.plan, local), store.push))
 
 
 def benchmark(options: dict[str, Any]) -> str:
@@ -146,9 +150,11 @@ def benchmark(options: dict[str, Any]) -> str:
 
 def merge(options: dict[str, Any]) -> str:
     """Join the output of the shards of a list, without a model. Missing images are not generated."""
+    from .app.object_store import mirror
     from .lab import merge
 
-    return merge.run(_section(args.MergeArgs, options).paths)
+    with mirror() as store:
+        return store.with_urls(merge.run(store.local(_section(args.MergeArgs, options)).paths))
 
 
 def inspect(options: dict[str, Any]) -> str:

@@ -58,6 +58,18 @@ def usable_bytes(limit: MemoryLimit) -> int:
     return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))
 
 
+def free_address_space() -> int | None:
+    """Return the bytes of address space that `ulimit -v` leaves this process, or None without such a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with suppress(OSError, psutil.Error):
+        return None if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    return None
+
+
 def _machine_bytes() -> int:
     """Return the main memory of the machine. If the system does not tell it, as in Termux, assume no limit."""
     try:

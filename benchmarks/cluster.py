@@ -7,8 +7,8 @@ divide a list:
 
 - *shards*: each worker generates every N-th image, as with ``generate --shard I/N``. A worker that fails starts again,
   loads the model, and continues its shard.
-- *Ray*: a driver gives a free worker the next part of the list, as with ``generate --workers N``. The part of a worker
-  that fails is given out again.
+- *Ray*: a free worker takes the next batch of the list, as with ``generate --workers N``. The batch of a worker that
+  fails goes back to the list, and the next free worker takes it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import numpy as np
 HOUR = 3600.0
 PER_TOKEN = 8
 """Bytes of a token in a message of a worker."""
+RECORD = 2000
+"""Bytes of an image's settings and statistics in a message of a worker."""
 
 
 class Cluster(NamedTuple):
@@ -63,29 +65,38 @@ class Outcome(NamedTuple):
 
 
 class Worker:
-    """Worker whose failures are exponentially distributed."""
+    """Worker whose failures are exponentially distributed.
+
+    Attributes:
+        end: Time of its last image in seconds.
+        lost: Seconds for images that are generated again, and for loading again.
+        failures: Number of failures.
+    """
 
     def __init__(self, cluster: Cluster, generator: np.random.Generator):
-        self.cluster = cluster
+        self._cluster = cluster
         self._generator = generator
         self._pace = cluster.seconds * max(0.1, 1 + cluster.spread * generator.standard_normal())
         self._failure = self._next_failure(0.0)
+        self.end = cluster.load
         self.lost = 0.0
         self.failures = 0
 
     def _next_failure(self, now: float) -> float:
-        rate = self.cluster.failures / HOUR
+        rate = self._cluster.failures / HOUR
         return now + self._generator.exponential(1 / rate) if rate else np.inf
 
-    def finish(self, now: float, images: int) -> float:
-        """Return when a batch is finished that begins now. After a failure, the worker repeats the complete batch."""
-        while self._failure < now + images * self._pace:
-            failed = max(now, self._failure)
-            self.lost += failed - now + self.cluster.load
-            self.failures += 1
-            now = failed + self.cluster.load
-            self._failure = self._next_failure(now)
-        return now + images * self._pace
+    def attempt(self, now: float, images: int) -> tuple[float, bool]:
+        """Return when a batch that begins now ends, and whether it ends with a failure."""
+        end = now + images * self._pace
+        if self._failure >= end:
+            self.end = end
+            return end, False
+        failed = max(now, self._failure)
+        self.lost += failed - now + self._cluster.load
+        self.failures += 1
+        self._failure = self._next_failure(failed + self._cluster.load)
+        return failed, True
 
 
 def simulate(cluster: Cluster, is_static: bool, seed: int) -> Outcome:
@@ -95,23 +106,33 @@ def simulate(cluster: Cluster, is_static: bool, seed: int) -> Outcome:
         is_static: Whether each worker has a fixed part of the list (shards), or takes the next batch (Ray).
     """
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64)))
-    workers = [Worker(cluster, generator) for _ in range(cluster.workers)]
-    shares = [len(range(number, cluster.images, cluster.workers)) for number in range(cluster.workers)]
-    left = cluster.images
-    ends = [cluster.load] * cluster.workers
-    waiting = [(cluster.load, number) for number in range(cluster.workers)]
-    while waiting:
-        now, number = heapq.heappop(waiting)
-        size = min(cluster.batch, shares[number] if is_static else left)
-        if size:
-            shares[number] -= size
-            left -= size
-            ends[number] = workers[number].finish(now, size)
-            heapq.heappush(waiting, (ends[number], number))
-    last = max(ends)
-    idle = 1 - sum(ends) / (last * cluster.workers)
+    numbers = range(cluster.workers)
+    workers = [Worker(cluster, generator) for _ in numbers]
+    # Images that wait: in a list of each worker, or in one list.
+    waiting = [len(range(number, cluster.images, cluster.workers)) for number in numbers]
+    waiting = waiting if is_static else [cluster.images]
+    # Time, number of the worker, and images that it gives back because it fails at this time.
+    events = [(cluster.load, number, 0) for number in numbers]
+    idle: list[int] = []
+    while events:
+        now, number, returned = heapq.heappop(events)
+        mine = number % len(waiting)
+        waiting[mine] += returned
+        if returned:
+            for other in idle:
+                heapq.heappush(events, (now, other, 0))
+            idle = []
+            heapq.heappush(events, (now + cluster.load, number, 0))
+        elif size := min(cluster.batch, waiting[mine]):
+            waiting[mine] -= size
+            end, has_failed = workers[number].attempt(now, size)
+            heapq.heappush(events, (end, number, size if has_failed else 0))
+        else:
+            idle.append(number)
+    last = max(worker.end for worker in workers)
+    idle_share = 1 - sum(worker.end for worker in workers) / (last * cluster.workers)
     lost = sum(worker.lost for worker in workers) / HOUR
-    return Outcome(last / HOUR, lost, idle, sum(worker.failures for worker in workers))
+    return Outcome(last / HOUR, lost, idle_share, sum(worker.failures for worker in workers))
 
 
 def table(cluster: Cluster, rates: dict[str, float], seeds: int) -> str:
@@ -132,17 +153,19 @@ def table(cluster: Cluster, rates: dict[str, float], seeds: int) -> str:
 
 
 def driver_load(cluster: Cluster, side: int, tokens: int) -> str:
-    """Return a sentence on the data that the driver of a Ray cluster receives and writes.
+    """Return sentences on the data that the driver of a Ray cluster receives and writes.
 
     Args:
         side: Width and height of an image in pixels.
         tokens: Number of tokens of an image.
     """
     rate = cluster.workers / cluster.seconds
-    size = 3 * side * side + PER_TOKEN * tokens
+    record = PER_TOKEN * tokens + RECORD
     return (
-        f"A driver receives {rate:.0f} images and {rate / cluster.batch:.1f} parts per second, at most "
-        f"{rate * size / 1e6:.0f} MB per second ({side} x {side} pixels); with shards, nobody receives anything."
+        f"The driver receives {rate / cluster.batch:.1f} batches per second with the records of {rate:.0f} images, "
+        f"about {rate * record / 1e6:.1f} MB per second ({tokens} tokens per image). Images in a folder that is not "
+        f"shared add at most {rate * 3 * side * side / 1e6:.0f} MB per second ({side} x {side} pixels). With shards, "
+        "nobody receives anything."
     )
 
 

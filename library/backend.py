@@ -3,14 +3,19 @@
 The project file in the root describes the node pack as ComfyUI's registry wants it: without torch, and with ComfyUI's
 frontend. The library needs torch and no frontend. This backend therefore writes a project file for the library, and
 lets setuptools build a copy of the package next to it. So a build also leaves no files in the checkout.
+
+An editable install (`pip install -e`) imports `adt_core`, and nothing else, from the checkout.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +26,20 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch>=2.6"  # the oldest version that was tested; see docs/security.md
 FRONTEND = "comfyui-frontend-package"
 FILES = "README.md", "LICENSE"
+FINDER = """import sys
+from importlib.machinery import PathFinder
+
+
+class _Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [{root!r}]) if name == "adt_core" else None
+
+
+sys.meta_path.append(_Finder)
+"""
+"""Module of an editable install. The root is not on the path of modules, because it also contains `nodes`, for example.
+"""
 
 
 def project_file(pack: str) -> str:
@@ -70,3 +89,28 @@ def build_sdist(sdist_directory: str, config_settings=None) -> str:
     """Build the sdist, whose project file is that of the library, and return its name."""
     with _library():
         return build_meta.build_sdist(sdist_directory, config_settings)
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
+def build_editable(wheel_directory: str, config_settings=None, metadata_directory: str | None = None) -> str:
+    """Build the wheel of an editable install, and return its name."""
+    with _library():
+        name = build_meta.build_wheel(str(Path.cwd()), config_settings)
+        with zipfile.ZipFile(name) as built:
+            kept = {item: built.read(item) for item in built.namelist() if ".dist-info/" in item}
+    kept["_adt_tree_editable.py"] = FINDER.format(root=str(ROOT)).encode()
+    kept["_adt_tree_editable.pth"] = b"import _adt_tree_editable\n"
+    record = next(item for item in kept if item.endswith("/RECORD"))
+    del kept[record]
+    listed = [f"{item},sha256={_digest(content)},{len(content)}" for item, content in kept.items()]
+    kept[record] = "\n".join([*listed, f"{record},,", ""]).encode()
+    with zipfile.ZipFile(Path(wheel_directory, name), "w") as wheel:
+        for item, content in kept.items():
+            wheel.writestr(item, content)
+    return name
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")

@@ -110,8 +110,8 @@ class OutputArgs(Settings):
     """Output files of `generate`."""
 
     output: Path = path(
-        "Image, or folder for the numbered images of a list. A list is resumed: images that are already there are not "
-        "generated again.",
+        "Image, or folder for the numbered images of a list; for tar files, also a URL. A list is resumed: images "
+        "that are already there are not generated again.",
         "FILE.png",
     )
     overwrite: bool = setting(False, "Generate all images of a list again, and replace the files that are there.")

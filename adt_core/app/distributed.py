@@ -1,18 +1,21 @@
 """Workers on Ray, for more than one GPU or machine. The registry's archive leaves this module out.
 
-Each worker is a process on this or another machine. If the machines have GPUs, each worker gets one GPU.
+Each worker is a process on this or another machine. If the machines have GPUs, each worker gets one GPU. Ray chooses
+the machine of each worker, and starts it again if it fails.
 
-Ray chooses the machine of each worker and distributes the tasks among the workers. If a worker fails, Ray starts a new
-worker, which processes the task of the failed worker again.
+A worker takes the next task from a queue, which is an actor, as soon as it has finished its last one. This process only
+reads the results. If a worker fails, its task goes back to the queue, and the next free worker takes it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cached_property, partial
@@ -46,7 +49,7 @@ def start_cluster(
         ray = _connect(args, device, workers)
         try:
             actors = _start_actors(ray, build, args, device, workers)
-            yield _load(ray, actors), partial(_map, actors)
+            yield _load(ray, actors), partial(_map, ray, actors)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # the worker's own exception
         except ray.exceptions.RayActorError as error:
@@ -59,14 +62,14 @@ def start_cluster(
 def _start_actors(ray: Any, build: Callable[[], Any], args: WorkerArgs, device: str, workers: int) -> list:
     resources = _resources(ray, device, workers)
     threads = int(ray.cluster_resources().get("CPU", 1)) // workers
-    options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+    options = {"max_restarts": MAX_RESTARTS, "scheduling_strategy": "SPREAD"}
     remote = ray.remote(**resources, **options)(_RayActor).remote
     return [remote(build, max(1, threads), os.getcwd(), args.ray_address) for _ in range(workers)]
 
 
 def _load(ray: Any, actors: list) -> list[Any]:
     """Wait until all workers are loaded, and return their `facts`. Print a message if loading takes long."""
-    facts = [actor.load.remote() for actor in actors]
+    facts = [_loading(actor) for actor in actors]
     loading = facts
     while loading:
         ready, loading = ray.wait(loading, timeout=LOAD_NOTICE)
@@ -76,27 +79,91 @@ def _load(ray: Any, actors: list) -> list[Any]:
                 f"{len(loading)} of {len(actors)} workers are not ready yet: "
                 "they are loading the model, or waiting for free resources in the cluster."
             )
-    return ray.get(facts)
+    return [fact for fact, _ in ray.get(facts)]
 
 
-def _map(actors: list, tasks: Iterable[Any]) -> Iterator[Any]:
-    """Yield the results of all tasks, in the order in which the tasks are finished.
+def _loading(actor: Any) -> Any:
+    """Load a worker, and return a reference to its facts and its machine. If the worker fails, Ray repeats this."""
+    return actor.load.options(max_task_retries=-1).remote()
 
-    If no task is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
-    another worker fails, its replacement may need this GPU.
-    """
-    from ray.util import ActorPool
 
-    pool = ActorPool(actors)
-    reported = {None}
-    actors.clear()  # Ray stops an actor when its last reference is deleted
-    for results, replacement in pool.map_unordered(lambda actor, task: actor.run.remote(task), list(tasks)):
-        pool.pop_idle()
-        if replacement not in reported:
-            reported.add(replacement)
-            machine = replacement[0]
-            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its work.")
-        yield from results
+def _map(ray: Any, actors: list, tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results of all tasks, in the order in which the tasks are finished."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    tasks = list(tasks)
+    queue = ray.remote(num_cpus=0, scheduling_strategy=here)(_Queue).remote(tasks)
+    working = {actor.work.remote(queue, number): number for number, actor in enumerate(actors)}
+    restarting: dict[Any, int] = {}
+    results = queue.results.remote()
+    left = len(tasks)
+    while left:
+        for ready in ray.wait([results, *working, *restarting])[0]:
+            if ready == results:
+                found = ray.get(results)
+                left -= len(found)
+                results = queue.results.remote()
+                for finished in found:
+                    yield from finished
+            elif ready in restarting:
+                _, machine = ray.get(ready)
+                number = restarting.pop(ready)
+                _print(f"A worker failed. A new one was started on the machine {machine}.")
+                working[actors[number].work.remote(queue, number)] = number
+            else:
+                number = working.pop(ready)
+                try:
+                    ray.get(ready)
+                except ray.exceptions.RayTaskError:
+                    raise
+                except ray.exceptions.RayError:  # the process or its machine has failed
+                    queue.give_back.remote(number)
+                    restarting[_loading(actors[number])] = number
+
+
+class _Queue:
+    """Ray actor with the tasks that wait for a worker, and the results that wait for :func:`_map`."""
+
+    def __init__(self, tasks: list[Any]):
+        self._waiting = deque(tasks)
+        self._taken: dict[int, Any] = {}  # by the number of the worker
+        self._results: list[list[Any]] = []
+        self._changed = asyncio.Condition()
+
+    async def take(self, worker: int, results: list[Any] | None) -> list[Any]:
+        """Store the results of a worker's last task, and return its next task in a list. [] ends the worker.
+
+        While other workers have tasks, an idle worker waits: if one of them fails, its task needs a worker.
+
+        Args:
+            results: Results of the last task, or None for the first.
+        """
+        async with self._changed:
+            if results is not None:
+                del self._taken[worker]
+                self._results.append(results)
+                self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._waiting or not self._taken)
+            if not self._waiting:
+                return []
+            self._taken[worker] = self._waiting.popleft()
+            return [self._taken[worker]]
+
+    async def give_back(self, worker: int) -> None:
+        """Return the task of a failed worker to the queue."""
+        async with self._changed:
+            if worker in self._taken:
+                self._waiting.appendleft(self._taken.pop(worker))
+                self._changed.notify_all()
+
+    async def results(self) -> list[list[Any]]:
+        """Wait for results, and return those of each finished task once."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._results)
+            found = self._results
+            self._results = []
+            return found
 
 
 def _print(text: str) -> None:
@@ -124,19 +191,21 @@ class _RayActor:
                 raise
             raise AdtError("workers.where", error=error, node=platform.node()) from error
 
-    def load(self) -> Any:
-        return self._worker.facts
+    def load(self) -> tuple[Any, str]:
+        """Return the worker's facts, and the name of its machine."""
+        return self._worker.facts, platform.node()
 
-    def run(self, task: Any) -> tuple[list[Any], tuple[str, int] | None]:
-        """Return the results of a task, and information about a restart.
+    def work(self, queue: Any, number: int) -> None:
+        """Take tasks from a queue until no task is left.
 
-        The information about a restart is normally None. If Ray has started this process to replace a failed process,
-        it is the name of the machine and the id of this process.
+        Args:
+            number: Number of this worker.
         """
         import ray
 
-        is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
-        return list(self._worker(task)), (platform.node(), os.getpid()) if is_replacement else None
+        results = None
+        while task := ray.get(queue.take.remote(number, results)):
+            results = list(self._worker(task[0]))
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:

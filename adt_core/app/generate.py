@@ -7,15 +7,18 @@ Workers (see `workers`) decode parts of the jobs, and this process stores every 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 from ..drafters import JACOBI
 from ..errors import AdtError, shown
-from ..files import write, write_json
+from ..files import write, write_in, write_json
 from ..recipe import AUTO
 from ..run import tars
 from ..run.images import check_outputs
@@ -149,10 +152,13 @@ def _line_outputs(plan: GeneratePlan) -> list[tuple[str, Path]]:
     return [(name, path) for name, file in named for path in {file: 0, shard_path(file, plan.jobs.shard): 0}]
 
 
-def run(plan: GeneratePlan) -> str:
+def run(plan: GeneratePlan, copy: Callable[[], None] = lambda: None) -> str:
     """Load the models, decode the missing images, and write the files.
 
     Each image is written as soon as it is finished.
+
+    Args:
+        copy: Called after the images of each step are written.
 
     Returns:
         Summary for the user.
@@ -163,8 +169,11 @@ def run(plan: GeneratePlan) -> str:
     if not len(jobs):
         number, count = jobs.shard
         return f"Shard {number} of {count} has no images, because the list has only {jobs.count}; nothing to do."
-    build = partial(GenerateWorker, plan)
-    with workers.start_workers(build, parallel, plan.args.placement.device, len(jobs)) as (loaded, mapped):
+    device = plan.args.placement.device
+    with (
+        _marked(plan) as marked,
+        workers.start_workers(partial(GenerateWorker, marked), parallel, device, len(jobs)) as (loaded, mapped),
+    ):
         facts = _common(loaded)
         output = _Output(plan, facts)
         missing = output.missing()
@@ -178,10 +187,29 @@ def run(plan: GeneratePlan) -> str:
             for step in mapped(parts) if parts else ():
                 for image in step.images:
                     output.add(image)
+                if step.images:
+                    copy()
                 output.leave_out(step.left_out)
                 progress.update(step.tokens, len(step.images), len(step.left_out))
     lines = output.finish(len(missing), perf_counter() - began)
     return "\n".join(filter(None, [*lines, plan.note, *output.listed(), *facts.notes]))
+
+
+@contextmanager
+def _marked(plan: GeneratePlan) -> Iterator[GeneratePlan]:
+    """Create a file in the output folder, by which workers on Ray find out whether they share this folder."""
+    if not plan.args.parallel.uses_ray:
+        yield plan
+        return
+    output = plan.args.files.output.absolute()
+    mark = f".adt-tree-{uuid4().hex}.shared"
+    write_in(output, mark, b"")
+    try:
+        yield replace(plan, mark=output / mark)
+    finally:
+        (output / mark).unlink(missing_ok=True)
+        with suppress(OSError):  # it has images
+            output.rmdir()
 
 
 def _common(loaded: Sequence[GenerateFacts]) -> GenerateFacts:
@@ -202,9 +230,10 @@ class _SingleFiles:
     def missing(self) -> list[int]:
         return list(self._jobs.numbers)
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
         self._records[job.number] = record
-        write(_single_path(self._output, self._jobs, job.number), png)
+        if png is not None:
+            write(_single_path(self._output, self._jobs, job.number), png)
 
     def leave_out(self, number: int) -> None:
         pass

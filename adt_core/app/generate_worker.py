@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import AdtError, shown
+from ..files import write_in
 from ..policies import PLAIN, Drafting
 from ..recipe import Recipe
 from ..run import race
@@ -17,7 +19,7 @@ from ..run.jobs import Job, JobList, fit_jobs
 from ..run.pipeline import Pipeline, with_sources
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import Finished
-from ..run.store import Identity
+from ..run.store import Identity, file_name
 from ..run.truncation import RAISE
 from ..trace import Trace
 from . import continuation
@@ -39,6 +41,7 @@ class GeneratePlan:
         jobs: Images of the run.
         is_list: Whether the prompts are from a file. Only the images of a list are resumed.
         note: Remarks for the user on the prompts, or "".
+        mark: File in the output folder. A worker that finds it shares the folder, and writes its images itself.
     """
 
     args: GenerateArgs
@@ -47,6 +50,7 @@ class GeneratePlan:
     jobs: JobList
     is_list: bool
     note: str = ""
+    mark: Path | None = None
 
 
 class GenerateFacts(NamedTuple):
@@ -72,14 +76,14 @@ class FinishedImage(NamedTuple):
 
     Attributes:
         job: Job of the image.
-        png: Content of its PNG.
+        png: Content of its PNG; None if the worker has written it.
         record: Settings, tokens and statistics of the image; with ``compare``, its statistics also have "plain" (those
             of plain decoding) and "identical".
         trace: Report, rounds and acceptance map; {} unless the user wants traces.
     """
 
     job: Job
-    png: bytes
+    png: bytes | None
     record: Mapping[str, Any]
     trace: dict[str, Any]
 
@@ -120,6 +124,7 @@ class GenerateWorker:
         recipe = replace(loaded.recipe, kept=kept, sources=sources)
         self._pipeline = replace(loaded, target=target, recipe=recipe)
         self._turns = 0
+        self._writes = plan.mark is not None and plan.mark.exists()
         self._check_rows()
         # The prompts of a long list are checked when they are decoded, so that the first image starts soon.
         self._mode = args.inputs.invalid_prompts if plan.is_list else RAISE
@@ -218,7 +223,10 @@ class GenerateWorker:
         listed = finished.listed(self.facts.identity.of_job(finished.job).key, **compared)
         result = finished.result(**(listed if self._plan.is_list else {}))
         trace = _trace(result.trace) if self._plan.args.files.trace else {}
-        return FinishedImage(finished.job, result.png, {**result.record, **listed}, trace)
+        png = result.png
+        if self._writes:
+            write_in(self._plan.args.files.output, file_name(finished.job.number), png)
+        return FinishedImage(finished.job, None if self._writes else png, {**result.record, **listed}, trace)
 
 
 def _row(job: Job) -> str:

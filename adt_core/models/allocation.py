@@ -8,7 +8,7 @@ import math
 import torch
 
 from ..errors import AdtError
-from ..memory_limit import memory_limit, usable_bytes
+from ..memory_limit import free_address_space, memory_limit, usable_bytes
 from ..messages import message
 from ..settings import DISK, RAM
 from .cache import KVCache
@@ -35,6 +35,24 @@ def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
     if streamed_bytes > usable:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (streamed_bytes, usable))
         raise AdtError("memory.main_too_small", model=name, needed=needed, there=there, owner=memory_limit().owner)
+
+
+def check_address_space(target: Target, largest_file: int) -> None:
+    """Check that the limit of `ulimit -v` is large enough to read the weights.
+
+    A file of weights is mapped while it is read, so it takes address space in addition to the weights.
+
+    Args:
+        largest_file: Size of the largest file in bytes.
+
+    Raises:
+        AdtError: If it is too small.
+    """
+    free = free_address_space()
+    weights = device_bytes(target.decoder, 0) + companion_bytes(target)
+    if free is not None and weights + largest_file > free:
+        needed, file, left = (f"{size / 2**30:.1f} GiB" for size in (weights, largest_file, free))
+        raise AdtError("memory.address_space", model=target.name, needed=needed, file=file, left=left)
 
 
 def allocate(target: Target, device: torch.device, device_memory: float | None = None, memory: str = RAM) -> None:

@@ -40,6 +40,7 @@ from .reading.entries import check_entries, fill, module_entries
 from .reading.fields import MOST, USUAL_MOST, read, read_json
 from .reading.t5 import t5_encoder
 from .target import Target
+from .vq import PointConv
 
 STEPS = 50  # published default of the number of denoising steps
 GUIDANCE = 1.5  # published default of the guidance scale
@@ -163,7 +164,7 @@ def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae:
         modules = [
             _made(library.GlmImageTransformer2DModel, transformer, _TRANSFORMER),
             t5_encoder(text_encoder.config, text_encoder.path, _BYT5),
-            _made(library.AutoencoderKL, vae, _VAE),
+            _with_point_convolutions(_made(library.AutoencoderKL, vae, _VAE)),
         ]
     denoiser, text, codec = (module.config for module in modules)
     if text.d_model != denoiser.text_embed_dim:
@@ -192,6 +193,15 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
     with wrap_library_errors("glm_image.unreadable_part", path=part.path, kind=kind.__name__):
         return kind.from_config(part.config or published)
+
+
+def _with_point_convolutions(module: nn.Module) -> nn.Module:
+    """Replace convolutions of single positions, so that the bits do not depend on the number of CPU threads."""
+    for parent in list(module.modules()):
+        for name, layer in parent.named_children():
+            if type(layer) is nn.Conv2d and layer.kernel_size == (1, 1):
+                parent.register_module(name, PointConv(layer.in_channels, layer.out_channels))
+    return module
 
 
 def _tokenizer(transformer: Path) -> Any:

@@ -10,7 +10,7 @@ import torch
 from ..errors import AdtError, Check, shown
 from ..files import LARGEST_LIST, parse_json, read_text
 from ..settings import BUNDLED, RAM, Lantern
-from .allocation import allocate
+from .allocation import allocate, check_address_space
 from .disk import stream_from_files
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
@@ -124,6 +124,8 @@ def target_of(
     image_ids = target.decoder.image_ids  # kept, because to_empty discards the values of buffers
     target.decoder.exact = exact
     _set_dtypes(target, dtype, weights)
+    if torch.device(device).type == "cpu" and memory == RAM:
+        check_address_space(target, checkpoint.largest_file)
     allocate(target, torch.device(device), device_memory, memory)
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)

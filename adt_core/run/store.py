@@ -46,10 +46,11 @@ class Store(Protocol):
         """
         ...
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
         """Store a finished image.
 
         Args:
+            png: Content of its PNG, or None if a worker has written it to the same folder.
             record: Record of the image, which the PNG contains if the image belongs to a list.
 
         Raises:
@@ -212,8 +213,9 @@ class PngStore:
             raise AdtError("output.other_image", path=path, problem=problem, remedy=message(self.remedy))
         return record
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
-        write_in(self.folder, file_name(job.number), png)
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
+        if png is not None:
+            write_in(self.folder, file_name(job.number), png)
 
     def leave_out(self, number: int) -> None:
         pass
@@ -245,6 +247,12 @@ def file_name(number: int) -> str:
     """Return the path of the PNG of an image in its store, such as 000012.png or 012/012345.png."""
     name = f"{stem(number)}.png"
     return name if number < FLAT else f"{number // PER_FOLDER:03}/{name}"
+
+
+def image_number(name: str) -> int | None:
+    """Return the number of the image whose PNG has this path in a store, or None if no image has it."""
+    match = _NAME.fullmatch(name.rpartition("/")[2])
+    return int(match[1]) if match and name == file_name(int(match[1])) else None
 
 
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:

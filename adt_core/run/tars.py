@@ -36,6 +36,11 @@ _TAR_NAME = re.compile(r"([0-9]+-of-[0-9]+-)?[0-9]{5,}\.tar")
 _TAR_ERRORS = (OSError, ValueError)
 
 
+def is_tar(name: str) -> bool:
+    """Return whether a file has the name of a tar of this pack."""
+    return _TAR_NAME.fullmatch(name) is not None
+
+
 def check(folder: Path) -> None:
     """Check that a run can write tar files into a folder.
 
@@ -66,8 +71,7 @@ def clashing_files(folder: Path, others: Sequence[Path]) -> list[Path]:
     """
     named = {path.name.lower() for path in others}
     tars = [path.name for path in folder.glob("*.tar")] if folder.is_dir() else []
-    clashing = {name for name in named if _TAR_NAME.fullmatch(name)}
-    return [folder / INDEX, *(folder / name for name in sorted({*tars, *clashing}) if _TAR_NAME.fullmatch(name))]
+    return [folder / INDEX, *(folder / name for name in sorted({*tars, *named}) if is_tar(name))]
 
 
 class TarStore(PngStore):
@@ -99,7 +103,7 @@ class TarStore(PngStore):
             self._missing.setdefault(self._tar(number), set()).add(number)
         return missing
 
-    def add(self, job: Job, png: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, job: Job, png: bytes | None, record: Mapping[str, Any]) -> None:
         super().add(job, png, record)
         self._waiting.add(job.number)
         self._done(job.number)
@@ -137,7 +141,7 @@ class TarStore(PngStore):
         return self.jobs.numbers.index(number) // TAR_SIZE
 
     def _tars(self) -> list[Path]:
-        files = (path for path in self.folder.glob("*.tar") if _TAR_NAME.fullmatch(path.name))
+        files = (path for path in self.folder.glob("*.tar") if is_tar(path.name))
         return sorted(path for path in files if path.is_file() and not is_link(path))
 
     def _pack(self, tar: int) -> None:

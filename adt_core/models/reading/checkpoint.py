@@ -65,7 +65,8 @@ class StoredTensor(NamedTuple):
         read: Function that reads the tensor to the CPU.
         file: The file.
         name: Name of the tensor in the file.
-        close: Function that closes the file until the next read, so that its memory is released.
+        close: Function that closes the file until the next read, so that its memory is released. A file of which little
+            was read stays open.
     """
 
     shape: tuple[int, ...]
@@ -189,7 +190,8 @@ class _Weights:
         return tensor
 
     def close(self) -> None:
-        self._opened = None
+        if self._mapped > MOST_MAPPED:
+            self._opened = None
 
 
 def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
@@ -303,6 +305,11 @@ class Checkpoint:
         for file in files:
             self.add(file, replaces=False)
         self.config = self.config or self.embedded(CONFIG)
+
+    @property
+    def largest_file(self) -> int:
+        """Size of the largest weights file in bytes."""
+        return max(file.stat().st_size for file in self.files)
 
     def embedded(self, name: str) -> dict:
         """Return the JSON object that is stored as a tensor of bytes.

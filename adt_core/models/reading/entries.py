@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -144,10 +145,15 @@ def fill(
     Raises:
         AdtError: If a number in a file is not finite, or too large for the dtype of its parameter.
     """
+    opened: dict[Path, StoredTensor] = {}
     for entry in entries:
         if check is not None:
             check()
         sources = [checkpoint[name] for name in entry.names]
+        files = {stored.file: stored for stored in sources}
+        for file in opened.keys() - files.keys():
+            opened[file].close()  # an open file takes address space
+        opened = files
         value = entry.make([stored.read_finite() if checked else widened(stored.read()) for stored in sources])
         (entry.put or entry.parameter.copy_)(value)
         is_clamped = entry.put is not None and entry.parameter.element_size() == 1

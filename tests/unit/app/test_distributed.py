@@ -6,6 +6,7 @@ The results must equal the results of a single process, even if a worker or a ma
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app import distributed, generate_worker, workers
+from adt_core.app import args, distributed, generate_worker, workers
 from adt_core.app import generate as command
 from adt_core.lab import benchmark, records
+from adt_core.recipe import Placement
 from adt_core.run import store
 from tests.command import read_lines, words
 
@@ -131,11 +133,11 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     monkeypatch.setattr(command, "GenerateWorker", fragile(generate_worker, "GenerateWorker", folder))
     code, out, err = generate("spread", workers=2)
     assert code == 0, err
-    assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST] * KILLS), 2 + KILLS), (
-        "one was decoded again after each kill, all others once; the killed processes were replaced"
-    )
+    decoded, processes = tries(folder)
+    assert decoded == Counter(range(len(PROMPTS))) + Counter([LOST] * KILLS), "one again after each kill, others once"
+    assert 1 + KILLS <= processes <= 2 + KILLS, "the last tasks may be finished before a process is replaced"
     assert not ray.is_initialized() and "2 workers" in out
-    assert err.count("A worker failed") == 1 and "raylet" not in out + err
+    assert 1 <= err.count("A worker failed") <= KILLS and "raylet" not in out + err
 
     names = sorted(path.name for path in Path("single").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 5
@@ -201,26 +203,45 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 
 
 @pytest.mark.long
-def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, cluster, monkeypatch):
-    """All cores are in use until no prompt is left. The worker can restart only when another worker frees its core."""
+def test_the_tasks_of_a_lost_machine_are_taken_by_others(run, cluster, monkeypatch):
+    """All cores are in use, so the worker can't restart. Another takes its task."""
     machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
-    write = store.write_in
-    written = []
+    add = store.PngStore.add
+    added = []
     cluster.wait_for_nodes()
 
-    def lose_the_machine(folder, name, content):
-        if not written:
+    def lose_the_machine(self, job, png, record):
+        if not added:
             cluster.remove_node(machine, allow_graceful=False)
-        written.append(name)
-        write(folder, name, content)
+        assert png is None, "the workers write their images"
+        added.append(job.number)
+        add(self, job, png, record)
 
     assert run("generate", "single", tokens="single.json")[0] == 0
-    monkeypatch.setattr(store, "write_in", lose_the_machine)
+    monkeypatch.setattr(store.PngStore, "add", lose_the_machine)
     code, _, err = run("generate", "spread", batch_size=1, workers=3, ray_address=cluster.address, tokens="spread.json")
     cluster.wait_for_nodes(timeout=100)  # wait until Ray notices the loss, because later tests need two free cores
     assert code == 0, err
-    assert sorted(written) == [f"{number:06}.png" for number in range(1, len(PROMPTS) + 1)]
+    assert sorted(added) == [*range(1, len(PROMPTS) + 1)]
+    assert sorted(os.listdir("spread")) == [f"{number:06}.png" for number in sorted(added)]
     assert read_lines("single.json") == read_lines("spread.json")
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_worker_writes_its_images_only_into_a_shared_folder(tiny, folder, is_shared):
+    mark = folder / "out" / "mark"
+    if is_shared:
+        mark.parent.mkdir()
+        mark.touch()
+    given = {"model": str(tiny / "target"), "drafter": str(tiny / "drafter"), "dtype": "float64"}
+    files = args.OutputArgs(output=Path("out"))
+    wanted = args.GenerateArgs(
+        files, args.InputArgs(prompts=Path("list.txt")), given, placement=Placement(device="cpu")
+    )
+    worker = generate_worker.GenerateWorker(replace(command.plan(wanted), mark=mark))
+    [image] = [image for step in worker([2]) for image in step.images]
+    assert image.job.number == 2 and (image.png is None) == is_shared
+    assert Path("out/000002.png").exists() == is_shared
 
 
 # ---- bad input ------------------------------------------------------------
@@ -262,11 +283,11 @@ def test_an_address_without_a_cluster(ray, run):
 @pytest.mark.long
 def test_a_cluster_that_is_too_small(run, cluster):
     assert_refused(
-        run("generate", "a.png", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "has only 2"
+        run("generate", "out", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "has only 2"
     )
-    assert_refused(run("generate", "a.png", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
+    assert_refused(run("generate", "out", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
 
 
 @pytest.mark.long
 def test_errors_of_a_worker_are_reported(run, cluster):
-    assert_refused(run("generate", "a.png", ray_address=cluster.address, model="nowhere"), "nowhere", "machine")
+    assert_refused(run("generate", "out", ray_address=cluster.address, model="nowhere"), "nowhere", "machine")

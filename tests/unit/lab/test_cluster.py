@@ -25,3 +25,11 @@ def test_ray_balances_workers_of_different_speed():
     uneven = EQUAL._replace(spread=0.2)
     shards, ray = (simulate(uneven, is_static, seed=2) for is_static in (True, False))
     assert ray.idle < 0.02 < shards.idle and ray.hours < shards.hours
+
+
+def test_the_batch_of_a_failed_worker_is_taken_by_another():
+    """One of ten workers fails once, and loads for longer than the others need for the list."""
+    slow = EQUAL._replace(images=400, load=600.0, failures=0.5)
+    shards, ray = (simulate(slow, is_static, seed=4) for is_static in (True, False))
+    assert shards.failures == ray.failures == 1
+    assert ray.hours * HOUR < 600 + 1.25 * 120 and shards.hours * HOUR > 2 * 600

@@ -4,6 +4,7 @@ Parts that don't fit together must be reported before large files are read.
 """
 
 import pytest
+import torch
 
 from adt_core.models import glm_pixels
 from tests.layouts.edits import edit_config
@@ -44,3 +45,32 @@ def test_loading_is_cancelled_between_tensors(folder):
 
     with pytest.raises(Cancelled):
         glm_pixels.load(folder / "transformer", check=check)
+
+
+def test_pixels_do_not_depend_on_the_number_of_threads(tmp_path):
+    """oneDNN divides the sum of a convolution of single positions among threads, if it has many channels."""
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(
+        block_out_channels=[32, 64, 256, 512],
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        latent_channels=4,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    folder = write_pixels(tmp_path / "GLM-Image", codes=8)
+    vae.save_pretrained(folder / "vae")
+    pipeline = glm_pixels.load(folder / "transformer", dtype=torch.float32)
+    latents = torch.randn(1, 4, 16, 16)
+    before = torch.get_num_threads()
+    decoded = []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            decoded.append(glm_pixels.pixels(pipeline, latents))
+    finally:
+        torch.set_num_threads(before)
+    expected = vae.decode(latents, return_dict=False)[0]
+    torch.testing.assert_close(decoded[0], expected, rtol=1e-3, atol=1e-4)
+    assert all(pixels.equal(decoded[0]) for pixels in decoded)

@@ -1,6 +1,8 @@
 """Tests of the choice of weights files in a folder. Files of another model must never be chosen."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from adt_core import load_drafter, load_target
 from adt_core.app.inspect import inspect
+from adt_core.models.load import target_of
+from adt_core.models.reading import checkpoint
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import resolve, weight_files
 from tests.layouts.emu3 import write_emu3
@@ -225,3 +229,48 @@ def test_published_layouts_are_read_as_before(written, layout):
     path = written(layout)
     path = path / "vision_language_encoder" if layout == "glm-image" else path
     assert weight_files(path) == sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' list of mapped files")
+def test_only_the_files_of_a_parameter_are_mapped(tmp_path, monkeypatch):
+    """Each mapped file takes address space, which `ulimit -v` limits."""
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for number in range(4):
+        part = {name: tensors[name] for name in names[number::4]}
+        save_file(part, folder / f"model-{number + 1:05}-of-00004.safetensors")
+    monkeypatch.setattr(checkpoint, "MOST_MAPPED", 0)
+    mapped = []
+
+    def count(entry):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        mapped.append((len({line.split()[-1] for line in lines if str(folder) in line}), len(entry.names)))
+
+    target_of(Checkpoint(folder), "cpu", torch.float32, filled=count)
+    assert len(mapped) > 10 and all(files <= tensors + 1 for files, tensors in mapped), "one was read before"
+
+
+ADDRESS_SPACE = """
+import resource, sys
+from adt_core import AdtError, load_target
+import psutil
+load_target("bundled")  # libraries take address space, too
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + int(sys.argv[1]) * 2**20,) * 2)
+try:
+    load_target("bundled")
+except AdtError as error:
+    print(error)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux' limits of a process")
+def test_a_model_that_the_address_space_has_no_room_to_read_is_refused_before(tmp_path):
+    """The bundled model has 43 MiB of weights in float32, and a file of 21 MiB."""
+    line = [sys.executable, "-c", ADDRESS_SPACE]
+    root = Path(__file__).resolve().parents[3]
+    small, large = (subprocess.run([*line, size], cwd=root, capture_output=True, text=True) for size in ("50", "400"))
+    assert "is mapped while it is read, but 'ulimit -v' leaves this process 0.0 GiB; raise this limit." in small.stdout
+    assert (large.stdout, large.returncode) == ("", 0), large.stderr

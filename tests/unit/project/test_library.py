@@ -117,3 +117,24 @@ def test_a_fresh_environment_runs_the_demo_and_the_programs_of_the_readme(wheel,
     for name in ("output/demo.png", "house.png", "image-0.png"):
         with Image.open(work / name) as image:
             assert image.size == (128, 128)
+
+
+@pytest.mark.long
+def test_an_editable_install_imports_only_the_core_of_the_checkout(source, tmp_path):
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    before = sorted(source.rglob("*"))
+    build = "import sys; sys.path.insert(0, sys.argv[1]); import backend; print(backend.build_editable(sys.argv[2]))"
+    name = run(sys.executable, "-B", "-c", build, source / "library", tmp_path, cwd=tmp_path).splitlines()[-1]
+    run(sys.executable, "-m", "pip", "--python", python, "install", *NO_INDEX, tmp_path / name, cwd=tmp_path)
+    assert sorted(source.rglob("*")) == before, "an install must leave no files in the checkout"
+    find = "from importlib.util import find_spec; print([getattr(find_spec(name), 'origin', None) for name in {}])"
+    names = ["adt_core", "library", "nodes"]
+    assert run(python, "-c", find.format(names), cwd=tmp_path).strip() == str(
+        [str(source / "adt_core" / "__init__.py"), None, None]
+    )
+    listed = run(sys.executable, "-m", "pip", "--python", python, "show", "-f", "adt-tree", cwd=tmp_path)
+    assert "torch" in listed and "_adt_tree_editable.pth" in listed
+    run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-y", "adt-tree", cwd=tmp_path)
+    assert run(python, "-c", find.format(["adt_core"]), cwd=tmp_path).strip() == "[None]"
