@@ -43,6 +43,7 @@ class Runtime:
         cpu_sample: Last measurement of the use of the CPU (:mod:`.engine.device.threads`).
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         packed_weights: Packed copies of weights (:mod:`.models.packed`), by the id of the weight.
+        half_heads: Weak reference to the copy of a head for drafts (:mod:`.drafters.half_head`), by its decoder.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.
         capture_failure: Reason why CUDA graphs are off for all models; "" if they are on.
         streams: Pools of CUDA streams for capturing, by device.
@@ -66,6 +67,7 @@ class Runtime:
         self.cpu_sample: Any = None
         self.unsaved_files: dict[Path, dict] = {}
         self.packed_weights: dict[int, Any] = {}
+        self.half_heads: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self.graph_failures: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.capture_failure = ""
         self.streams: dict[Hashable, Any] = {}

@@ -36,6 +36,7 @@ from ..rules.sampling import process_logits
 from ..rules.tree import CandidatePool, DraftTree, chain
 from ..settings import Sampling
 from .base import Drafter, PlainRead, Prefill, Proposer, TreeSizes, Verified
+from .half_head import half_head
 
 
 class Pairing(NamedTuple):
@@ -133,7 +134,12 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 
 
 def draft_logits(
-    decoder: Decoder, out: Tensor, sampling: Sampling, bias: Tensor | None, guidance: Tensor | float
+    decoder: Decoder,
+    out: Tensor,
+    sampling: Sampling,
+    bias: Tensor | None,
+    guidance: Tensor | float,
+    head: Tensor | None = None,
 ) -> Tensor:
     """Return the logits by which drafts are ranked.
 
@@ -146,11 +152,12 @@ def draft_logits(
         bias: [B, m or 1, V], added to the logits: the vocabulary mask (grammar) at the drafts' positions, plus the
             noise if it is used for drafting.
         guidance: Guidance scale, a tensor [..., 1] or one number for all positions.
+        head: Result of :func:`.half_head.half_head`.
 
     Returns:
         [B, m, V], the logits.
     """
-    return process_logits(decoder.logits(out.to(decoder.wide_dtype), guidance), sampling, bias, filters=False)
+    return process_logits(decoder.logits(out.to(decoder.wide_dtype), guidance, head), sampling, bias, filters=False)
 
 
 class EagleProposer(Proposer):
@@ -171,6 +178,7 @@ class EagleProposer(Proposer):
         target = context.target
         self._drafter = drafter
         self._decoder = target.decoder
+        self._head = half_head(self._decoder)
         self._sees_padding = drafter.config.grid_rope is not None
         super().__init__(context, rows, noise if context.settings.proposal == "coupled" else None)
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
@@ -308,7 +316,7 @@ class EagleProposer(Proposer):
             :func:`draft_logits`. If noise is used for drafting, the score approximates the logarithm of the probability
             that the child is accepted.
         """
-        z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance)
+        z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance, self._head)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 

@@ -466,7 +466,7 @@ class Decoder(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
 
-    def logits(self, features: Tensor, guidance: Tensor | float = 1) -> Tensor:
+    def logits(self, features: Tensor, guidance: Tensor | float = 1, half_head: Tensor | None = None) -> Tensor:
         """Return the logits of the codes.
 
         Guidance combines the inputs of the head's last layer, not its outputs. The layer is affine, so the logits are
@@ -476,13 +476,19 @@ class Decoder(nn.Module):
             features: [R, ..., h] in ``wide_dtype``. With guidance, all conditional rows precede the unconditional rows.
             guidance: Scale of classifier-free guidance: a number, or a tensor that broadcasts over the features. The
                 number 1 means no guidance.
+            half_head: Copy of the head in half precision, for logits that may be imprecise and may depend on the number
+                of rows; None to use the head.
 
         Returns:
-            [R, ..., num_codes]; with guidance [R / 2, ..., num_codes].
+            [R, ..., num_codes] in ``wide_dtype``; with guidance [R / 2, ..., num_codes].
         """
         if self.head_in is not None:
             features = self._by_rows(self._head_hidden, features, self._head_tile)
-        return self._by_rows(self._head_out, guide(features, guidance), self._head_tile)
+        features = guide(features, guidance)
+        if half_head is None:
+            return self._by_rows(self._head_out, features, self._head_tile)
+        z = product(features.to(half_head.dtype).flatten(0, -2), half_head).to(self.wide_dtype)
+        return (z if self.head_bias is None else z + self.head_bias).view(*features.shape[:-1], -1)
 
     @property
     def _head_tile(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...drafters.half_head import half_head_bytes
 from ...errors import AdtError
 from ...kernels import attend
 from ...kernels.choice import supports_kernels
@@ -69,6 +70,8 @@ def state_bytes(request: Request, batch_size: int, device: torch.device | None =
     caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
     if request.active_drafter is not None:
         caches += request.active_drafter.cache_bytes(request.groups * held, cache_length, itemsize)
+        if request.active_drafter.network is not None:
+            caches += half_head_bytes(decoder, device or decoder.embedding.device)
     shared = request.script_batch if request.sampling.noise == ORIGINAL_SCRIPT and request.images > 1 else 0
     wide = decoder.wide_dtype.itemsize
     noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, request.noise_ahead, wide)

@@ -124,8 +124,9 @@ def test_each_process_of_the_smoke_part_has_a_cache_folder_of_its_own(monkeypatc
     assert len(set(folders)) == 2 * len(smoke.KERNELS) and not any(os.path.exists(folder) for folder in folders)
 
 
-def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path):
-    """Without time for a part, its minimum would make the run longer than `--minutes`."""
+@pytest.mark.parametrize("spent, last", [(0, "rounds"), (30, "bits")])
+def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path, spent, last):
+    """Without time for a part, its minimum would make the run longer than `--minutes`. The start-up counts, too."""
     begun = []
 
     def run_part(module, seconds, *_):
@@ -136,12 +137,18 @@ def test_no_part_begins_after_the_time_is_over(monkeypatch, tmp_path):
     clock = [0.0]
     monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(command, "run_part", run_part)
-    parts = command.measure(4, tmp_path, True)["parts"]
-    assert clock[0] <= 240 and sum(seconds for _, seconds in begun) == clock[0]
-    assert [name for name, part in parts.items() if part["status"] != command.LEFT_OUT] == [
-        "device", "smoke", "precision", "bits", "rounds",
-    ]  # fmt: skip
+    parts = command.measure(4, tmp_path, True, spent=spent)["parts"]
+    assert clock[0] <= 240 - spent and sum(seconds for _, seconds in begun) == clock[0]
+    names = [name for name, part in parts.items() if part["status"] != command.LEFT_OUT]
+    assert names == list(command.PARTS)[: names.index(last) + 1]
     assert list(parts) == list(command.PARTS) and "Left out" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_the_time_limit_begins_with_the_process(monkeypatch, tmp_path):
+    spent = []
+    monkeypatch.setattr(command, "measure", lambda *given: spent.append(given[-1]) or {"parts": {}})
+    assert command.main(["--rehearse", "--output", str(tmp_path)]) == 0
+    assert spent[0] > 0
 
 
 def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
