@@ -72,7 +72,7 @@ def expand_prompts(
     characters = 0
     for index, prompt in enumerate(prompts):
         if mode in (RANDOM, ALL) and (mark := _UNSUPPORTED.search(prompt.text[:MAX_CHARACTERS])):
-            raise AdtError("choices.mark", id=prompt.id, text=shown(prompt.text), mark=mark[0], off=OFF)
+            raise AdtError("choices.mark", id=prompt.id, text=shown(prompt.text), mark=mark[0])
         if mode not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _TOKENS.search(prompt.text):
             expanded.append(prompt)
             continue
@@ -114,16 +114,16 @@ def _checked_size(prompt: PromptEntry, most: int, most_characters: int) -> int:
             characters = total.characters * one.texts + one.characters * total.texts
             total = _Size(total.texts * one.texts, characters, max(total.depth, one.depth))
             if total.texts > most:
-                raise AdtError("choices.too_many", input=name, most=MAX_PROMPTS, random=RANDOM)
+                raise AdtError("choices.too_many", input=name, most=MAX_PROMPTS)
             if total.characters > most_characters:
-                raise AdtError("choices.too_long", input=name, most=MAX_TOTAL, random=RANDOM)
+                raise AdtError("choices.too_long", input=name, most=MAX_TOTAL)
         return total
 
     def choose(group: list[_Parts], _: list[float]) -> _Size:
         sizes = [sized(parts) for parts in group]
         depth = 1 + max(size.depth for size in sizes)
         if depth > MAX_DEPTH:
-            raise AdtError("choices.too_deep", input=name, most=MAX_DEPTH, random=RANDOM)
+            raise AdtError("choices.too_deep", input=name, most=MAX_DEPTH)
         return _Size(sum(size.texts for size in sizes), sum(size.characters for size in sizes), depth)
 
     return sized(_parse(prompt.text, choose)).characters

@@ -219,7 +219,7 @@ def _problem(text: str) -> AdtError | None:
     try:
         read(text, "prompts")
     except AdtError as error:
-        return error
+        return error.renamed()  # without its traceback, which would keep the text of the file
     return None
 
 

@@ -36,8 +36,8 @@ class Family(NamedTuple):
             and shapes of the checkpoint's tensors from which the parameter is made.
         prompter: Function that returns the target's prompter. It raises AdtError in the same cases as ``skeleton``.
         unneeded: Prefixes of the names of tensors that image generation does not need.
-        remedies: What to do if tensors are missing. Keys are prefixes of the tensors' names. Values are advice and the
-            download that contains the tensors.
+        remedies: What to do if tensors are missing. Keys are prefixes of the tensors' names. Values are the key of an
+            advice and the download that contains the tensors.
         sampling: Sampling settings that the authors of the models publish.
         single_files: Glob patterns of weights files that are complete models without a config.json.
         companions: Files that a model needs in addition to its own files, as glob patterns for

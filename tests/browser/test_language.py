@@ -218,7 +218,7 @@ SET = """([type, values]) => {
 }"""
 """Sets values of a node. `adtTest.sent` is a promise that resolves when the next prompt is refused or fails."""
 LONG = "a red house " * 500
-START, BATCH = RUNNABLE[0], RUNNABLE[-1]
+START, BATCH, TRAIN = RUNNABLE[0], RUNNABLE[-1], "ADT-Tree train a drafter for a model"
 ERRORS = [
     (START, "CLIPTextEncode", {"text": LONG}),
     (START, "CLIPTextEncode", {"text": " "}),
@@ -233,6 +233,9 @@ ERRORS = [
     (BATCH, "ADTTreePrompts", {"text": "a __colour__ house"}),
     (BATCH, "ADTTreePrompts", {"text": "# nothing"}),
     (BATCH, "ADTTreeBatchReport", {"filename": "../report"}),
+    (TRAIN, "ADTTreeTrainDrafter", {"name": "jacobi"}),
+    (TRAIN, "ADTTreeTrainDrafter", {"prompts": "missing.txt"}),
+    ("ADT-Tree relaxed acceptance (LANTERN)", "ADTTreeSettings", {"depth_min": 9, "depth_max": 8}),
 ]
 """Template, node, and wrong values of its inputs."""
 ERROR_LINES = """async () => {

@@ -166,7 +166,7 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> AdtError | None:
     sizes = {"needed": work, "beside": weights, "most": usable, "total": limit.bytes}
     return AdtError(
         "memory.too_many_images" if batch_size > 1 else "memory.one_image",
-        **({"count": batch_size} if batch_size > 1 else {}),
+        count=batch_size,
         model=request.target.name,
         owner=limit.owner,
         **{name: f"{size / 2**30:.3g} GiB" for name, size in sizes.items()},

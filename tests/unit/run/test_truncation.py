@@ -50,12 +50,19 @@ def test_a_long_prompt_is_truncated_to_the_longest_prefix(pipeline, prompt):
 
 
 @pytest.mark.parametrize(
-    "prompt, mode, reason",
-    [(LONG, SKIP, "too long"), ("", SKIP, "empty"), ("", TRUNCATE, "empty"), ("a \ud800", TRUNCATE, "half")],
+    "prompt, mode, key",
+    [
+        (LONG, SKIP, "prompt.too_long"),
+        ("", SKIP, "prompt.empty"),
+        ("", TRUNCATE, "prompt.empty"),
+        ("a \ud800", TRUNCATE, "prompt.half_character"),
+    ],
 )
-def test_invalid_prompts_are_skipped_with_a_note(pipeline, prompt, mode, reason):
+def test_invalid_prompts_are_skipped_with_a_note(pipeline, prompt, mode, key):
+    """The note is the error without its remedy, and can be translated."""
     text, note = fit_prompt(pipeline.check_prompt, prompt, mode)
-    assert text is None and note.lower().startswith("left out: prompt ") and reason in note
+    assert text is None and note.lower().startswith("left out: prompt ") and "shorten" not in note
+    assert note.parts[0].key == "prompt.left_out" and note.parts[0].parameters["reason"].parts[0].key == key
 
 
 def test_a_prompt_without_a_prefix_that_fits_is_skipped(pipeline):
