@@ -116,28 +116,28 @@ def find_training_images(
     Raises:
         AdtError: If there are too few images.
     """
-    held_out = args.held_out
+    held_out = args.validation_prompts
     paths = None
     if args.images:
         paths, prompts = find_captioned(args.images)
-        order = np.random.default_rng(seed).permutation(len(paths))[: (args.pictures or len(paths)) + held_out]
+        order = np.random.default_rng(seed).permutation(len(paths))[: (args.training_images or len(paths)) + held_out]
         paths = [paths[i] for i in order]
         prompts = [prompts[i] for i in order]
     else:
         texts = read_prompts(args.prompts) if args.prompts else texts
-        prompts = _assign(texts, args.pictures, held_out, seed)
+        prompts = _assign(texts, args.training_images, held_out, seed)
     if len(prompts) >= held_out + batch:
         return prompts, paths
     named = args.images or args.prompts or "the list"
     source = f"`{'images' if args.images else 'prompts'}`: '{named}'"
     if not paths and len(prompts) > held_out:
         raise AdtError(
-            f"{source} gives {len(prompts) - held_out} images to train on, but one step needs {batch} (`batch`); "
-            "increase `pictures`."
+            f"{source} gives {len(prompts) - held_out} images to train on, but one step needs {batch} "
+            "(`training_batch_size`); increase `training_images`."
         )
     raise AdtError(
         f"{source} has {len(prompts)} captions, but {held_out + batch} are needed: {held_out} for measuring "
-        f"(`held_out`) and {batch} for one step (`batch`); add captions, or lower these."
+        f"(`validation_prompts`) and {batch} for one step (`training_batch_size`); add captions, or lower these."
     )
 
 

@@ -93,7 +93,7 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
         needed, available = (f"{size / 2**20:.0f} MB" for size in (estimate.disk, free))
         raise AdtError(
             f"`output`: the training needs {needed} of disk space, but only {available} are free for '{folder}'; "
-            "free some space, or lower `features_gb`."
+            "free some space, or lower `cache_gb`."
         )
 
 
