@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adt_core import AdtError, cli
-from adt_core.app.download import DownloadPart, find_parts, progress_message, terms
+from adt_core.app.download import DownloadPart, download_terms, find_parts, progress_message
 from adt_core.models.load import find_published, published
 from adt_core.models.repositories import in_gigabytes
 from adt_core.run import model_files
@@ -84,7 +84,7 @@ def test_the_command_shows_the_licence_before_the_download(janus, tmp_path, caps
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
 def test_terms_name_all_licences(row, tmp_path):
     parts = find_parts(row.name, tmp_path)
-    text = terms(parts)
+    text = download_terms(parts)
     assert all(part.download.licence in text for part in parts)
     assert f"https://huggingface.co/{row.downloads[0].repository}" in text
 
