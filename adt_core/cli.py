@@ -142,10 +142,10 @@ def benchmark(options: dict[str, Any]) -> str:
     from .lab import benchmark, paper
 
     comparison = _section(args.BenchmarkArgs, options)
-    scores = _section(args.QualityArgs, options)
+    quality_args = _section(args.QualityArgs, options)
     parallel = _section(args.WorkerArgs, options)
     run = paper.run if comparison.paper else benchmark.run
-    return run(comparison, scores, parallel, _given(options), _placement(options))
+    return run(comparison, quality_args, parallel, _given(options), _placement(options))
 
 
 def merge(options: dict[str, Any]) -> str:

@@ -20,7 +20,6 @@ from ..adt_core.lab import training
 from ..adt_core.messages import join, message
 from ..adt_core.policies import PLAIN
 from ..adt_core.recipe import Placement
-from ..adt_core.settings import Option
 from . import folders
 from .batch import one
 from .cancelling import telling_what_is_kept
@@ -37,22 +36,6 @@ MEASURED = 10
 the number of steps."""
 _PARTS = 1000
 """Number of steps of the progress bar."""
-_INPUTS = {
-    "pictures": "training_images",
-    "held_out": "validation_prompts",
-    "draw_batch": "generation_batch_size",
-    "batch": "training_batch_size",
-    "features_gb": "cache_gb",
-    "output": "name",
-}
-"""Name of a field of the training settings -> id of its input."""
-
-
-def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
-    """Return the input for the training setting `name`. `changes` replace fields of its `Option`, such as `default`."""
-    return widget(_INPUTS[name], options[name]._replace(**changes), advanced=advanced)
-
-
 _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model to train a drafter for.",
@@ -96,17 +79,17 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 ModelSocket.Input("model"),
                 io.String.Input("name", default="my drafter"),
                 io.String.Input("prompts", default="", multiline=True),
-                _widget("pictures", lessons, default=400),
+                widget("training_images", lessons["training_images"]._replace(default=400)),
                 widget("minutes", how["minutes"]._replace(default=30.0, high=1e5)),
                 DrafterSocket.Input("start", optional=True),
                 widget("seed", Sampling.options()["seed"], control_after_generate=False),
                 *numbers,
                 preset_input(),
                 widget("steps", how["steps"]._replace(default=0, low=0), advanced=True),
-                _widget("held_out", lessons, default=8, advanced=True),
-                _widget("draw_batch", lessons, advanced=True),
-                _widget("batch", how, advanced=True),
-                _widget("features_gb", how, high=1e5, advanced=True),
+                widget("validation_prompts", lessons["validation_prompts"]._replace(default=8), advanced=True),
+                widget("generation_batch_size", lessons["generation_batch_size"], advanced=True),
+                widget("training_batch_size", how["training_batch_size"], advanced=True),
+                widget("cache_gb", how["cache_gb"]._replace(high=1e5), advanced=True),
             ],
             outputs=[
                 DrafterSocket.Output(display_name="drafter"),
@@ -151,14 +134,16 @@ class ADTTreeTrainDrafter(io.ComfyNode):
     ) -> io.NodeOutput:
         if start is not None:
             check_same_model(start, model)
-        with renaming(**_INPUTS):
+        with renaming(output="name"):
             folder = _folder(name)
             texts = _texts(prompts)
             data = TrainingDataArgs(
-                pictures=training_images, held_out=validation_prompts, draw_batch=generation_batch_size
+                training_images=training_images,
+                validation_prompts=validation_prompts,
+                generation_batch_size=generation_batch_size,
             )
             first = start.path if start is not None else None
-            how = TrainingArgs(first, steps or None, minutes, training_batch_size, features_gb=cache_gb)
+            how = TrainingArgs(first, steps or None, minutes, training_batch_size, cache_gb=cache_gb)
             given = _given(model, preset, **sampling)
             output = TrainingOutputArgs(output=folder, every=_interval(steps))
             plan = training.plan(data, how, output, given, Placement(model.patcher.load_device.type), texts)

@@ -229,15 +229,15 @@ class TrainingDataArgs(Settings):
     images: Path | None = path(
         "Folder of images with captions, such as 1.jpg and 1.txt, to use instead of prompts.", "DIR"
     )
-    pictures: int | None = integer(
+    training_images: int | None = integer(
         None,
         "Images to train on; prompts are reused if there are fewer (default: one per prompt).",
         1,
         None,
         metavar="N",
     )
-    held_out: int = integer(32, "Held-out images, of other prompts, to measure acceptance on.", 1, None, metavar="N")
-    draw_batch: int = integer(32, "Images generated at the same time.", 1, None, metavar="N")
+    validation_prompts: int = integer(32, "Prompts of other images, to measure acceptance on.", 1, None, metavar="N")
+    generation_batch_size: int = integer(32, "Images generated at the same time.", 1, None, metavar="N")
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class TrainingArgs(Settings):
         1e-3,
         metavar="M",
     )
-    batch: int = integer(4, "Images per forward pass.", 1, None, metavar="N")
+    training_batch_size: int = integer(4, "Images per forward pass.", 1, None, metavar="N")
     accumulate: int = integer(1, "Forward passes per step.", 1, None, metavar="N")
     passes: int = integer(
         3,
@@ -269,7 +269,7 @@ class TrainingArgs(Settings):
         "Precision of matrix products; auto uses half precision on CUDA.",
         ("auto", "float32", "bfloat16", "float16"),
     )
-    features_gb: float = number(
+    cache_gb: float = number(
         8.0, "Disk space in GB to store the target's features, so that steps are faster; 0 stores none.", 0.0
     )
 

@@ -350,12 +350,12 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
 
 
 def run(
-    args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
+    args: BenchmarkArgs, quality_args: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
 ) -> str:
     """Run a benchmark and write its report.
 
     Args:
-        scores: Paths of the weights for quality metrics.
+        quality_args: Paths of the weights for quality metrics.
         given: Settings of the recipe, by option name.
 
     Returns:
@@ -367,10 +367,10 @@ def run(
     device = placement.device
     benchmark = plan(args, parallel, given, device)
     folder = args.output
-    _check_files(benchmark, args, scores)
+    _check_files(benchmark, args, quality_args)
     scoring = choose_device(device if parallel.ray_address is None else "auto")
     count = len(benchmark.prompts)
-    metrics = quality.choose_metrics(**scores.flat(), count=count, device=scoring)
+    metrics = quality.choose_metrics(**quality_args.flat(), count=count, device=scoring)
     build = partial(load, benchmark, placement)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
     with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
@@ -427,9 +427,9 @@ def write_results(
     return report.write(records, settings, folder, sets, metrics.note)
 
 
-def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:
+def _check_files(benchmark: Benchmark, args: BenchmarkArgs, quality_args: QualityArgs) -> None:
     """Raise AdtError if an output file cannot be written, or would replace an input file."""
     inputs = model_files(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
-    inputs += [*given_paths(args, "prompts"), *given_paths(scores, *scores.weights())]
+    inputs += [*given_paths(args, "prompts"), *given_paths(quality_args, *quality_args.weights())]
     inputs += [(option, file) for option, path in inputs if path.is_dir() for file in path.rglob("*")]
     check_outputs([("output", path) for path in benchmark.files(args.output)], inputs)

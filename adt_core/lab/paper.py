@@ -91,13 +91,13 @@ class Measurement(NamedTuple):
 
 
 def run(
-    args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
+    args: BenchmarkArgs, quality_args: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
 ) -> str:
     """Run the benchmarks that are missing, and write the tables.
 
     Args:
         args: Prompts and output folder. `methods` must be None.
-        scores: Paths of the weights for quality metrics.
+        quality_args: Paths of the weights for quality metrics.
         given: Settings of the recipe, by option name, without `temperature`.
 
     Returns:
@@ -112,7 +112,7 @@ def run(
 
     def measure(wanted: Measurement) -> None:
         part = replace(args, methods=",".join(wanted.methods), output=args.output / wanted.part)
-        benchmark.run(part, scores, parallel, {**given, "temperature": wanted.temperature}, placement)
+        benchmark.run(part, quality_args, parallel, {**given, "temperature": wanted.temperature}, placement)
 
     if args.stride != WHOLE:
         for temperature in TEMPERATURES:

@@ -18,7 +18,16 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 from .strategies import NUMBERS, TEXTS
 
-SLOW = {"--ray-address", "--workers", "--steps", "--minutes", "--pictures", "--held-out", "--clip", "--hps"}
+SLOW = {
+    "--ray-address",
+    "--workers",
+    "--steps",
+    "--minutes",
+    "--training-images",
+    "--validation-prompts",
+    "--clip",
+    "--hps",
+}
 """Options that are left out, because they start processes or need more work."""
 REQUIRED = {
     "generate": ["--prompt", "a cat", "--output", "out.png"],
@@ -31,9 +40,9 @@ REQUIRED = {
         "taught",
         "--steps",
         "1",
-        "--pictures",
+        "--training-images",
         "2",
-        "--held-out",
+        "--validation-prompts",
         "1",
     ],
     "check-drafter": ["--count", "1", "--drafter", "drafter"],

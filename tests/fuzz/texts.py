@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from adt_core import Pipeline, Recipe, cache_folder
-from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
+from adt_core.app.prompts import CAPTIONS, PROMPT_FILES, file_stems, non_blank, read_all, select
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device import profiles
 from adt_core.files import write
@@ -45,7 +45,7 @@ def lists(folder: Path) -> Callable:
         return draw(st.binary(max_size=40)) if draw(st.booleans()) else damaged(draw, sound)
 
     def try_input(data) -> None:
-        ending = data.draw(st.sampled_from([*FILES, ".md", ""]))
+        ending = data.draw(st.sampled_from([*PROMPT_FILES, ".md", ""]))
         path = folder / f"prompts{ending}"
         path.write_bytes(content(data.draw, ending))
         caption = data.draw(st.sampled_from(CAPTIONS))

@@ -120,16 +120,16 @@ def find_training_images(
     Raises:
         AdtError: If there are too few images.
     """
-    held_out = args.held_out
+    held_out = args.validation_prompts
     paths = None
     if args.images:
         paths, prompts = find_captioned(args.images)
-        order = np.random.default_rng(seed).permutation(len(paths))[: (args.pictures or len(paths)) + held_out]
+        order = np.random.default_rng(seed).permutation(len(paths))[: (args.training_images or len(paths)) + held_out]
         paths = [paths[i] for i in order]
         prompts = [prompts[i] for i in order]
     else:
         texts = read_prompts(args.prompts) if args.prompts else texts
-        prompts = _assign(texts, args.pictures, held_out, seed)
+        prompts = _assign(texts, args.training_images, held_out, seed)
     if len(prompts) >= held_out + batch:
         return prompts, paths
     named = args.images or args.prompts or "the list"

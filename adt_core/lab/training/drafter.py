@@ -118,10 +118,11 @@ class TrainingPlan:
         """Settings that must be the same when the run is resumed, as plain JSON types."""
         data = self.data.flat()
         training = self.training.flat()
+        fixed = ("start", "passes", "training_batch_size", "accumulate", "learning_rate")
         given = {
             **self.recipe.loading.flat(),
-            **{name: data[name] for name in ("prompts", "images", "pictures", "held_out")},
-            **{name: training[name] for name in ("start", "passes", "batch", "accumulate", "learning_rate")},
+            **{name: data[name] for name in ("prompts", "images", "training_images", "validation_prompts")},
+            **{name: training[name] for name in fixed},
         }
         plain = {name: x if isinstance(x, int | float | None) else str(x) for name, x in given.items()}
         return {**plain, **self.recipe.sampling.recorded(), "captions": self.prompts}
@@ -146,7 +147,7 @@ def plan(
             the same arguments.
     """
     Sampling.of(given)  # check these values first: they do not depend on the model
-    prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
+    prompts, paths = find_training_images(data, training.training_batch_size, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
     recipe = resolve_recipe({**given, "method": PLAIN}, Hardware.of(placement.device))
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
@@ -316,7 +317,7 @@ class Trainer:
         self.sampling = plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
-        self._features = Features(plan.folder / "features", self.training.features_gb * 10**9)
+        self._features = Features(plan.folder / "features", self.training.cache_gb * 10**9)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
@@ -371,7 +372,7 @@ class Trainer:
             began = time.monotonic()
             encode(self.target, [paths[missing[0]]])
             return (time.monotonic() - began) * len(missing), 0
-        batch = missing[: self.plan.data.draw_batch]
+        batch = missing[: self.plan.data.generation_batch_size]
         prompts = [self.plan.prompts[i] for i in batch]
         decoding = plain_pipeline(self.target, self.sampling).decoding(prompts, batch, check=check)
         seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(batch)
@@ -392,10 +393,11 @@ class Trainer:
             began = time.monotonic()
             features = self.trial() * len(self.plan.prompts)
             seconds = time.monotonic() - began
-        parts = training.accumulate + math.ceil(self.plan.data.held_out / training.batch) / self.plan.files.every
+        measured = math.ceil(self.plan.data.validation_prompts / training.training_batch_size)
+        parts = training.accumulate + measured / self.plan.files.every
         by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
-        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * 10**9))
+        return min(by_steps, by_time), activations.bytes, min(features, int(training.cache_gb * 10**9))
 
     def create_images(self, callback: TrainingCallback) -> None:
         """Generate the missing images, or encode their files if the training data are files."""
@@ -417,7 +419,7 @@ class Trainer:
                 lambda images: callback.on_images(done + images, total),
             )
 
-        self.images.fill(codes_of, self.plan.data.draw_batch)
+        self.images.fill(codes_of, self.plan.data.generation_batch_size)
 
     def train(self, callback: TrainingCallback) -> None:
         """Train until the budget is used up. After every `files.every` steps, measure and write the output files.
@@ -519,8 +521,8 @@ class Trainer:
         Args:
             index: Number of the batch since the start of the training.
         """
-        held_out = self.plan.data.held_out
-        size = self.training.batch
+        held_out = self.plan.data.validation_prompts
+        size = self.training.training_batch_size
         count = len(self.images.prompts) - held_out
         epoch, place = divmod(index, count // size)
         order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
@@ -531,8 +533,8 @@ class Trainer:
 
         The names in the result are the names that :func:`.unroll.acceptance` returns. They are also columns of the log.
         """
-        held_out = self.plan.data.held_out
-        batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.batch)]
+        held_out = self.plan.data.validation_prompts
+        batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.training_batch_size)]
         outputs = (self._read(batch, self.images.codes(batch), self._features) for batch in batches)
         rows = [acceptance(drafter, one.paired(drafter.pairing), self.training.passes) for one in outputs]
         sums = {name: sum(len(batch) * row[name] for batch, row in zip(batches, rows)) for name in rows[0]}

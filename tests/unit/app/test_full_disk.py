@@ -29,7 +29,7 @@ TWO_IMAGES = "--prompts p.txt --drafter jacobi"
 COMMANDS = {
     "generate": f"{TWO_IMAGES} --output o --tokens o/tokens.jsonl --trace o/trace.jsonl --report o/report.json",
     "benchmark": f"{TWO_IMAGES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
-    "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
+    "train-drafter": "--prompts p.txt --steps 2 --every 1 --training-batch-size 1 --validation-prompts 1 --output o",
 }
 WRITES = {"generate": 4 * 2 + 1, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
 """Command -> minimum number of its writes. The test makes each of these writes fail."""

@@ -125,7 +125,13 @@ def test_models_in_such_folders(odd, tiny, capsys):
 
 def test_training_in_such_folders_is_rejected(odd, tiny, capsys):
     (odd / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)), encoding="utf-8")
-    given = {"prompts": odd / "list.txt", "model": tiny / "target", "device": "cpu", "held_out": 1, "batch": 1}
+    given = {
+        "prompts": odd / "list.txt",
+        "model": tiny / "target",
+        "device": "cpu",
+        "validation_prompts": 1,
+        "training_batch_size": 1,
+    }
     assert cli.main(words("train-drafter", **given, steps=1, output=odd / "taught")) == 2
     assert f"--output: '{odd.parent}/{SPELLED}/taught' is not UTF-8" in capsys.readouterr().err
     assert not (odd / "taught").exists()

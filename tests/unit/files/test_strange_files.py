@@ -182,7 +182,7 @@ def test_codes_of_images_are_not_written_through_a_link(pack_folder, secret):
 def test_a_drafters_output_has_no_linked_folders(pack_folder, secret, tmp_path, capsys):
     (pack_folder / "training").symlink_to(secret.parent)
     (tmp_path / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)), encoding="utf-8")
-    given = ["--held-out", "1", "--batch", "1", "--steps", "1", "--output", str(pack_folder)]
+    given = ["--validation-prompts", "1", "--training-batch-size", "1", "--steps", "1", "--output", str(pack_folder)]
     assert cli.main(["train-drafter", "--prompts", str(tmp_path / "list.txt"), *given]) == 2
     assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
 
@@ -305,7 +305,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 GENERATE = "generate --model target --drafter drafter --prompt cat --output o.png"
-TRAIN = "train-drafter --model target --steps 1 --held-out 1 --batch 1 --every 1 --draw-batch 4"
+TRAIN = (
+    "train-drafter --model target --steps 1 --validation-prompts 1 --training-batch-size 1 --every 1 "
+    "--generation-batch-size 4"
+)
 
 
 @pytest.mark.parametrize(

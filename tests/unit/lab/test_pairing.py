@@ -129,8 +129,8 @@ def test_train_drafter_compare_uses_the_pairing(counter, tmp_path, capsys, plant
     files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}
     training = {
         "steps": 1,
-        "held_out": 2,
-        "batch": 1,
+        "validation_prompts": 2,
+        "training_batch_size": 1,
         "passes": 1,
         "temperature": 0,
         "guidance_scale": 1,

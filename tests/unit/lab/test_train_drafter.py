@@ -30,7 +30,7 @@ PROMPTS = [
     for colour in ("red", "green", "blue", "black")
     for thing in ("house", "ball", "tent", "car", "tree", "kite")
 ]
-QUICK = {"steps": 6, "batch": 3, "held_out": 2, "every": 3, "draw_batch": 8}
+QUICK = {"steps": 6, "training_batch_size": 3, "validation_prompts": 2, "every": 3, "generation_batch_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,9 @@ def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
 
     This is checked in the log and in the summary.
     """
-    code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
+    code, out, err = train(
+        steps=90, every=30, training_batch_size=4, validation_prompts=8, training_images=40, compare=tiny / "drafter"
+    )
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert [row["step"] for row in rows] == ["30", "60", "90"]
@@ -152,7 +154,7 @@ def test_the_trained_drafter_decodes_losslessly(train, tiny, tmp_path):
         {"temperature": 0},
         {"top_k": 5, "top_p": 0.9, "temperature": 0.7},
         {"accumulate": 2, "autocast": "bfloat16", "passes": 1},
-        {"autocast": "float16", "features_gb": 0},
+        {"autocast": "float16", "cache_gb": 0},
     ],
 )
 def test_training_settings(train, tmp_path, settings):
@@ -344,7 +346,7 @@ def test_a_run_resumes_after_its_files_were_moved(train, copied, tmp_path):
 
 def test_cached_features_do_not_change_the_weights(train, tmp_path):
     for name, size in (("cached", 1), ("computed", 0)):
-        assert train(tmp_path / name, features_gb=size, steps=9)[0] == 0
+        assert train(tmp_path / name, cache_gb=size, steps=9)[0] == 0
     cached = weights(tmp_path / "cached")
     computed = weights(tmp_path / "computed")
     assert list((tmp_path / "cached" / "training" / "features").iterdir())
@@ -361,10 +363,14 @@ def test_cached_features_do_not_change_the_weights(train, tmp_path):
         ({"steps": -1}, "--steps is -1; it must be 1 or more."),
         ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
         (
-            {"held_out": 24},
-            "has 24 captions, but 27 are needed: 24 for measuring (--held-out) and 3 for one step (--batch)",
+            {"validation_prompts": 24},
+            "has 24 captions, but 27 are needed: 24 for measuring (--validation-prompts) and 3 for one step "
+            "(--training-batch-size)",
         ),
-        ({"pictures": 2}, "gives 2 images to train on, but one step needs 3 (--batch); increase --pictures."),
+        (
+            {"training_images": 2},
+            "gives 2 images to train on, but one step needs 3 (--training-batch-size); increase --training-images.",
+        ),
         ({"prompts": "no.txt"}, "--prompts: 'no.txt' can't be read"),
         (
             {"prompts": None, "images": "nowhere"},
@@ -425,7 +431,10 @@ def test_output_folders_with_other_content(train, tiny, tmp_path):
     assert code == 2 and f"was started with guidance_scale 3.0, but now it is 2.0; {advice}" in err
     assert "was started with dtype float32, but now it is bfloat16" in train(dtype="bfloat16")[2]
     assert "was started with exact on, but now it is off" in train(exact="off")[2]
-    assert "was started with other captions" in train(held_out=3)[2] or "held_out 2" in train(held_out=3)[2]
+    assert (
+        "was started with other captions" in train(validation_prompts=3)[2]
+        or "validation_prompts 2" in train(validation_prompts=3)[2]
+    )
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
 

@@ -130,7 +130,13 @@ def test_benchmarks_use_the_published_settings(tiny, tmp_path):
 
 def test_training_uses_the_published_settings(emu3, tmp_path):
     (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)), encoding="utf-8")
-    given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
+    given = {
+        "model": emu3,
+        "prompts": tmp_path / "p.txt",
+        "output": tmp_path / "out",
+        "validation-prompts": 2,
+        "training-batch-size": 2,
+    }
     _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
     given = {"model": options["model"]}
     plan = drafter.plan(

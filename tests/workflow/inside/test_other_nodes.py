@@ -333,7 +333,7 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
     own = small.model.target.published_sampling._replace(
         guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors"
     )
-    monkeypatch.setattr(small.model.target, "published", own)
+    monkeypatch.setattr(small.model.target, "published_sampling", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
 
     def settings(**more) -> dict:
