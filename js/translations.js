@@ -28,9 +28,9 @@ registerExtension({
     const texts = (await fetchTranslations())[locale];
     nodes = texts?.nodeDefs ?? {};
     const names = Object.values(nodes).flatMap(({ inputs }) => Object.entries(inputs ?? {}));
-    const { messages = {}, errors = {} } = texts?.adtTree ?? {};
+    const { messages = {}, sentences = {} } = texts?.adtTree ?? {};
     controls = texts?.adtTree?.seeds;
-    setTemplates(messages, errors, Object.fromEntries(names.map(([id, { name }]) => [id, name])));
+    setTemplates(messages, sentences, Object.fromEntries(names.map(([id, { name }]) => [id, name])));
   },
 
   /** Translate the displayed labels, not the values. Workflows then have the same values in all languages. */

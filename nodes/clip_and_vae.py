@@ -24,7 +24,6 @@ from .weights import loaded
 
 _PROMPT = "adt_tree_prompt"
 _SOURCES = "reference_latents"  # set by the stock node ReferenceLatent
-_CONNECT_CLIP = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tree Model Loader."
 
 
 @dataclass(frozen=True)

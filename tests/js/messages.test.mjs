@@ -7,7 +7,7 @@ const CHINESE = JSON.parse(readFileSync(new URL("../../locales/zh/main.json", im
 
 /** The text of a message in Chinese. */
 function chinese(parts) {
-  setTemplates(CHINESE.adtTree.messages, CHINESE.adtTree.errors, { filter: "筛选", keep_top: "保留上部" });
+  setTemplates(CHINESE.adtTree.messages, CHINESE.adtTree.sentences, { filter: "筛选", keep_top: "保留上部" });
   const text = translate(parts);
   setTemplates({});
   return text;

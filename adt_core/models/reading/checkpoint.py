@@ -28,7 +28,6 @@ from torch.torch_version import TorchVersion
 
 from ...errors import AdtError
 from ...files import LARGEST_JSON, list_visible
-from ...messages import message
 from . import file_checks
 from .fields import json_object, read_json
 from .file_checks import PICKLES
@@ -38,9 +37,6 @@ CONFIG = "config_json"
 """Name of a tensor of bytes: the ``config.json`` of a model that is a single weights file."""
 TOKENIZER = "tokenizer_json"
 """Name of a tensor of bytes: the ``tokenizer.json`` of a model that is a single weights file."""
-INCOMPLETE = message("remedy.incomplete")
-OTHER_MODEL = "the file belongs to another model, choose the matching file"
-"""Ends of error messages: what to do if a tensor is missing (INCOMPLETE) or has another shape (OTHER_MODEL)."""
 SAFE_PICKLES = "2.10"
 """First torch version for which no attack on ``weights_only`` is known. An attack is a pickle that runs code."""
 MOST_MAPPED = 2**24

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import AdtError, Check
 from ...messages import message
-from .checkpoint import INCOMPLETE, Checkpoint, StoredTensor, is_finite, widened
+from .checkpoint import Checkpoint, StoredTensor, is_finite, widened
 
 _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
 """Dtypes whose numbers are the weights themselves, in the notations of safetensors ("F16") and torch ("float16"). Other
@@ -106,7 +106,7 @@ def check_entries(
     if missing:
         more = message("remark.more", count=len(missing) - 1) if len(missing) > 1 else ""
         fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
-        remedy = next(fitting, INCOMPLETE)
+        remedy = next(fitting, message("remedy.incomplete"))
         raise AdtError("tensors.missing", path=checkpoint.path, name=missing[0], more=more, remedy=remedy)
     for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
         stored = checkpoint[name].shape

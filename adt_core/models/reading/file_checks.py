@@ -11,10 +11,6 @@ from ...errors import AdtError, command, shown
 from ...files import opened
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-ORIGINAL = (
-    "use the original weights (to save memory, choose 'int8 weights' or 'int4 weights' in the loader, or `weights` "
-    "int8 or int4)"
-)
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _ZIP = b"PK\x03\x04"  # first bytes of a zip file
 _ZIP_END = b"PK\x05\x06"  # record at the end of a zip file

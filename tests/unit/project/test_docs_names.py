@@ -52,8 +52,7 @@ FOREIGN_PATHS = (
 )  # fmt: skip
 """Beginnings of repositories of models, and of paths outside of this repository."""
 TERMS = {
-    "value",    "Set Latent Noise Mask", "VAE Encode (for Inpainting)",
-    "CLIP Text Encode", "VAE Encode",
+    "value",    "CLIP Text Encode", "Set Latent Noise Mask", "VAE Encode", "VAE Encode (for Inpainting)",
     "Export (API)", "VAE Decode", "Unload Models", "Install via Git URL", "Templates", "Extensions",
     "Live preview method",  # ComfyUI
     "plain round", "captured round", "Control tensors", "draft mode", "cost model", "cost profile", "Jacobi window",

@@ -61,6 +61,8 @@ def test_every_message_is_translated(language):
     assert translated.keys() == TEMPLATES.keys()
     wrong = [key for key in TEMPLATES if placeholders(translated[key]) != placeholders(TEMPLATES[key])]
     assert not wrong
+    foreign = texts["adtTree"]["sentences"]
+    assert all(placeholders(translation) <= placeholders(english) for english, translation in foreign.items())
 
 
 @pytest.mark.parametrize("language", LOCALES)
