@@ -58,7 +58,8 @@ def pack(rounds: list[Round]) -> str:
         (record.image for record in records),
         _jumps(records),
         *([getattr(record, name) for record in records] for name in _NUMBERS),
-        (drafts for record in records for drafts in _levels(record)),
+        # 0 for levels that are unknown
+        (drafts for record in records for drafts in (*record.levels, *[0] * record.depth)[: record.depth]),
         (percent for record in records for percent in certainties(record)),
     ]
     content = json.dumps([list(column) for column in columns], separators=(",", ":"))
@@ -102,11 +103,6 @@ def _with_average_times(rounds: list[Round]) -> list[Round]:
     seconds = mean(entry.seconds for entry in rounds)
     drafting = mean(entry.drafting for entry in rounds)
     return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
-
-
-def _levels(record: ImageRound) -> tuple[int, ...]:
-    """Return the number of drafts on each of the `depth` levels of a record's tree, 0 for levels that are unknown."""
-    return (*record.levels, *[0] * record.depth)[: record.depth]
 
 
 def certainties(record: ImageRound) -> list[int]:
