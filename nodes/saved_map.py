@@ -15,6 +15,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -77,7 +78,7 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     """
     images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
     data = ""
-    for simplify in (_without_levels, _without_certainties, _with_average_times):
+    for simplify in (partial(_with, levels=()), partial(_with, probabilities=()), _with_average_times):
         rounds = simplify(rounds)
         data = pack(rounds)
         if len(data) <= most:
@@ -89,14 +90,8 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     return data
 
 
-def _without_levels(rounds: list[Round]) -> list[Round]:
-    return [replace(entry, images=tuple(replace(record, levels=()) for record in entry.images)) for entry in rounds]
-
-
-def _without_certainties(rounds: list[Round]) -> list[Round]:
-    return [
-        replace(entry, images=tuple(replace(record, probabilities=()) for record in entry.images)) for entry in rounds
-    ]
+def _with(rounds: list[Round], **changes: Any) -> list[Round]:
+    return [replace(entry, images=tuple(replace(record, **changes) for record in entry.images)) for entry in rounds]
 
 
 def _with_average_times(rounds: list[Round]) -> list[Round]:
