@@ -138,11 +138,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         with _naming_inputs():
             folder = _folder(name)
             texts = _texts(prompts)
-            data = TrainingDataArgs(
-                training_images=training_images,
-                validation_prompts=validation_prompts,
-                generation_batch_size=generation_batch_size,
-            )
+            data = TrainingDataArgs(None, None, training_images, validation_prompts, generation_batch_size)
             first = start.path if start is not None else None
             how = TrainingArgs(first, steps or None, minutes, training_batch_size, cache_gb=cache_gb)
             given = _given(model, preset, **sampling)

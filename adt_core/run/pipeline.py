@@ -215,9 +215,8 @@ class Pipeline(Runner):
             raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
         _check_names(options, set(Recipe.names()) - set(SET_BY_LOAD))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
-        recipe = resolve_recipe(
-            given, Hardware.of(self.target.decoder.embedding.device), self.target.published_sampling
-        )
+        target = self.target
+        recipe = resolve_recipe(given, Hardware.of(target.decoder.embedding.device), target.published_sampling)
         recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)._with_drafter()
 
@@ -227,9 +226,8 @@ class Pipeline(Runner):
         Raises:
             AdtError: If the model does not support the size.
         """
-        own = dict(settings)
-        size = own.pop("size", None)
-        pipeline = self.with_options(**own)
+        pipeline = self.with_options(**{name: value for name, value in settings if name != "size"})
+        size = dict(settings).get("size")
         return replace(pipeline, target=self.target.sized(*size)) if size else pipeline
 
     def keep(self, image: str | Path, mask: str | Path | Tensor) -> tuple[int, ...]:
