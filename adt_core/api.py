@@ -1,7 +1,5 @@
 """Objects of the public API, which `adt_core` imports from here on first use."""
 
-# ruff: noqa: F401
-
 from .drafters import load_drafter
 from .engine.decoding import Decoding
 from .errors import AdtError, PromptTooLongError

@@ -167,16 +167,13 @@ class ADTTreeBenchmark(io.ComfyNode):
         paths: dict[str, Any] = {name: _weights(name, choice) for name, choice in weights.items()}
         metrics = choose_metrics(**paths, count=len(chosen), device=torch.device("cpu"))
         session = _Session(run, chosen, metrics, cls.hidden.unique_id)
-        methods = methods.strip() or _choice(compare, has_network=session.has_network)
+        # Without a drafter network, the main methods are those of the window.
+        chosen_methods = COMPARED[WITHOUT_NETWORK if compare == MAIN and not session.has_network else compare]
+        methods = methods.strip() or chosen_methods
         table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))
         if note := join(run.notes):
             tell(note)
         return io.NodeOutput(table, ui=ui.PreviewText(table))
-
-
-def _choice(compare: str, has_network: bool) -> str:
-    """Return the list of methods of a choice. Without a drafter network, the main methods are those of the window."""
-    return COMPARED[WITHOUT_NETWORK if compare == MAIN and not has_network else compare]
 
 
 def _is_paper(methods: str) -> bool:

@@ -15,6 +15,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -58,7 +59,8 @@ def pack(rounds: list[Round]) -> str:
         (record.image for record in records),
         _jumps(records),
         *([getattr(record, name) for record in records] for name in _NUMBERS),
-        (drafts for record in records for drafts in _levels(record)),
+        # 0 for levels that are unknown
+        (drafts for record in records for drafts in (*record.levels, *[0] * record.depth)[: record.depth]),
         (percent for record in records for percent in certainties(record)),
     ]
     content = json.dumps([list(column) for column in columns], separators=(",", ":"))
@@ -76,7 +78,7 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     """
     images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
     data = ""
-    for simplify in (_without_levels, _without_certainties, _with_average_times):
+    for simplify in (partial(_with, levels=()), partial(_with, probabilities=()), _with_average_times):
         rounds = simplify(rounds)
         data = pack(rounds)
         if len(data) <= most:
@@ -88,25 +90,14 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     return data
 
 
-def _without_levels(rounds: list[Round]) -> list[Round]:
-    return [replace(entry, images=tuple(replace(record, levels=()) for record in entry.images)) for entry in rounds]
-
-
-def _without_certainties(rounds: list[Round]) -> list[Round]:
-    return [
-        replace(entry, images=tuple(replace(record, probabilities=()) for record in entry.images)) for entry in rounds
-    ]
+def _with(rounds: list[Round], **changes: Any) -> list[Round]:
+    return [replace(entry, images=tuple(replace(record, **changes) for record in entry.images)) for entry in rounds]
 
 
 def _with_average_times(rounds: list[Round]) -> list[Round]:
     seconds = mean(entry.seconds for entry in rounds)
     drafting = mean(entry.drafting for entry in rounds)
     return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
-
-
-def _levels(record: ImageRound) -> tuple[int, ...]:
-    """Return the number of drafts on each of the `depth` levels of a record's tree, 0 for levels that are unknown."""
-    return (*record.levels, *[0] * record.depth)[: record.depth]
 
 
 def certainties(record: ImageRound) -> list[int]:

@@ -137,15 +137,13 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         with renaming(output="name"):
             folder = _folder(name)
             texts = _texts(prompts)
-            data = TrainingDataArgs(
-                training_images=training_images,
-                validation_prompts=validation_prompts,
-                generation_batch_size=generation_batch_size,
-            )
+            data = TrainingDataArgs(None, None, training_images, validation_prompts, generation_batch_size)
             first = start.path if start is not None else None
             how = TrainingArgs(first, steps or None, minutes, training_batch_size, cache_gb=cache_gb)
             given = _given(model, preset, **sampling)
-            output = TrainingOutputArgs(output=folder, every=_interval(steps))
+            # With few steps, the interval is smaller, so that the curve has at least `MEASURED` points.
+            every = max(1, min(TrainingOutputArgs.every, (steps or 10**6) // MEASURED))
+            output = TrainingOutputArgs(output=folder, every=every)
             plan = training.plan(data, how, output, given, Placement(model.patcher.load_device.type), texts)
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
@@ -154,14 +152,6 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
         shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
         return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)
-
-
-def _interval(steps: int) -> int:
-    """Return the number of steps after which a training measures its result and saves the drafter.
-
-    If the user sets few steps, this number is smaller, so that the curve has at least `MEASURED` points.
-    """
-    return max(1, min(TrainingOutputArgs.every, (steps or 10**6) // MEASURED))
 
 
 def _saved(picture: Image.Image, name: str) -> ui.SavedResult:

@@ -1,7 +1,5 @@
 """Objects that the package exports on first use."""
 
-# ruff: noqa: F401
-
 from .args import QualityArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from .continuation import DEFAULT_KEEP, open_rgb, prefix_length
 from .csv_tables import to_csv

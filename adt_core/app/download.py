@@ -209,8 +209,8 @@ def download_parts(parts: Sequence[DownloadPart], on_progress: OnProgress, check
         for file in sorted(missing, key=lambda file: (file.repository == own, file.place.name == "config.json")):
             with writing(file.place):
                 os.rename(file.part, file.place)
-        for part in parts:
-            _remove_leftovers(part)
+        for path in [path for part in parts for path in _leftovers(part)]:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -441,12 +441,6 @@ def _leftovers(part: DownloadPart) -> Iterator[Path]:
     """Yield the files of a part that are not renamed yet, of this commit and earlier ones."""
     names = part.download.files if part.folder == part.home else ("",)
     return chain.from_iterable(part.folder.rglob(f".{name}*{PART}") for name in names)
-
-
-def _remove_leftovers(part: DownloadPart) -> None:
-    """Remove incomplete files of earlier commits."""
-    for path in list(_leftovers(part)):
-        path.unlink(missing_ok=True)
 
 
 def kept_message(parts: Sequence[DownloadPart]) -> Message:

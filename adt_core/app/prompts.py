@@ -159,9 +159,10 @@ def _entries(text: str, suffix: str, caption: str) -> Iterator[PromptEntry]:
     """Yield the entries of a text file; see `read_all`."""
     readers: dict[str, Callable[[str], Iterable[PromptEntry]]] = {
         ".json": lambda text: _json(text, caption),
-        ".jsonl": _json_lines,
-        ".csv": _csv,
-        ".tsv": _tsv,
+        ".jsonl": lambda text: (_entry(parse_json(line), f"line {number}", number) for number, line in _lines(text)),
+        # Spreadsheet programs write semicolons in locales in which the comma is the decimal separator.
+        ".csv": lambda text: _table(text, ",;\t"),
+        ".tsv": lambda text: _table(text, "\t"),
     }
     yield from readers.get(suffix, _plain_lines)(text)
 
@@ -316,10 +317,6 @@ def _captions(values: Any, caption: str) -> list[PromptEntry]:
     return [PromptEntry(str(image), next(filter(None, texts), "")) for image, texts in images.items()]
 
 
-def _json_lines(text: str) -> Iterator[PromptEntry]:
-    return (_entry(parse_json(line), f"line {number}", number) for number, line in _lines(text))
-
-
 def _entry(value: Any, where: str, number: int) -> PromptEntry:
     """Return the prompt of a JSON value: a text, an object, or null for a blank prompt.
 
@@ -392,19 +389,6 @@ def _text(value: Any, where: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     raise ValueError(f"{where} is {shown(value)}, but a text was expected")
-
-
-def _csv(text: str) -> Iterator[PromptEntry]:
-    """Return the prompts of a CSV file.
-
-    Semicolons are also accepted as delimiters. Spreadsheet programs write semicolons in locales in which the comma is
-    the decimal separator.
-    """
-    return _table(text, ",;\t")
-
-
-def _tsv(text: str) -> Iterator[PromptEntry]:
-    return _table(text, "\t")
 
 
 def _table(text: str, delimiters: str) -> Iterator[PromptEntry]:

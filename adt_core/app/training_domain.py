@@ -75,7 +75,8 @@ def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
     missing = [(_unknown(words, prompt), _repeated(words, prompt)) for prompt in prompts]
     unknown = list(dict.fromkeys(word for listed, _ in missing for word in listed))
     repeated = list(dict.fromkeys(part for _, listed in missing for part in listed))
-    blind = sum(not _names_known(words, prompt) for prompt in prompts)
+    known = words.things | words.scenery
+    blind = sum(bool(prompt.strip()) and known.isdisjoint(_LETTERS.findall(prompt.lower())) for prompt in prompts)
     return join(
         (
             _not_drawn(unknown, repeated, sum(any(listed) for listed in missing), len(prompts)),
@@ -107,11 +108,6 @@ def _nothing_known(count: int, total: int) -> str:
     if not count:
         return ""
     return message("prompt.nothing_known") if total == 1 else message("prompts.nothing_known", count=count, total=total)
-
-
-def _names_known(words: Words, prompt: str) -> bool:
-    """Return whether a prompt names an object or scenery that the model knows, or is blank."""
-    return not prompt.strip() or not (words.things | words.scenery).isdisjoint(_LETTERS.findall(prompt.lower()))
 
 
 def _unknown(words: Words, prompt: str) -> list[str]:

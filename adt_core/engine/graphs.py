@@ -350,7 +350,9 @@ class Graphs:
             self._graphs[key] = None
             self.launches += 1
             return launch()
-        self._make_room()
+        captured = [key for key, graph in self._graphs.items() if graph is not None]
+        if len(captured) >= MAX_GRAPHS:
+            del self._graphs[captured[0]]  # the least recently used round
         self.attempts += 1
         parts = state()
         before = [part.clone() for part in parts]
@@ -368,12 +370,6 @@ class Graphs:
             return launch()
         self._graphs[key] = _Graph(replay, report, info)
         return report, info
-
-    def _make_room(self) -> None:
-        """Free the least recently used round if there are `MAX_GRAPHS` captured rounds."""
-        captured = [key for key, graph in self._graphs.items() if graph is not None]
-        if len(captured) >= MAX_GRAPHS:
-            del self._graphs[captured[0]]
 
     def _handle_failure(self, key: Hashable, error: Exception) -> None:
         """Disable graphs after a failed capture.

@@ -1,7 +1,5 @@
 """Objects that the package exports on first use."""
 
-# ruff: noqa: F401
-
 from .allocation import beside_bytes, image_bytes
 from .layers import Decoder
 from .load import BUNDLED_SAMPLING, FAMILIES, find_published, published, published_at

@@ -245,7 +245,10 @@ def denoise(
         on_step: Called after each step.
     """
     height, width = (side * PIXELS for side in tokens.shape)
-    noise = _noise(pipeline, height, width, seed)
+    factor = pipeline.vae_scale_factor
+    shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
+    on_cpu = torch.Generator("cpu").manual_seed(seed)  # so that all devices get the same values
+    noise = torch.randn(shape, generator=on_cpu, dtype=pipeline.text_encoder.dtype)
     with torch.inference_mode(False), checking(pipeline, check):
         return pipeline(
             prompt,
@@ -259,13 +262,6 @@ def denoise(
             output_type="latent",
             **_source_arguments(sources, pipeline.device),
         ).images
-
-
-def _noise(pipeline: Any, height: int, width: int, seed: int) -> Tensor:
-    """Return random initial latents [1, C, h, w]. They are generated on the CPU, so all devices get the same values."""
-    factor = pipeline.vae_scale_factor
-    shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
-    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=pipeline.text_encoder.dtype)
 
 
 def _source_arguments(sources: Sequence[SourceImage], device: torch.device) -> dict[str, Any]:

@@ -63,11 +63,9 @@ class Predicted(Policy):
         return True
 
     def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
-        self._images = {slot.image: self._images.get(slot.image) or self._new_image() for slot in slots}
+        expected = self.settings.beta * self.settings.bounded(self.settings.depth, 0).depth
+        self._images = {slot.image: self._images.get(slot.image) or _ImageState(expected) for slot in slots}
         return [self._shape_for(self._predicted(self._images[slot.image], slot.position)) for slot in slots]
-
-    def _new_image(self) -> _ImageState:
-        return _ImageState(total=self.settings.beta * self.settings.bounded(self.settings.depth, 0).depth)
 
     def _predicted(self, image: _ImageState, position: int) -> float:
         """Return the expected number of accepted drafts of the tree whose root is at `position`."""

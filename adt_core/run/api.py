@@ -1,7 +1,5 @@
 """Objects that the package exports on first use."""
 
-# ruff: noqa: F401
-
 from .identity import digest
 from .images import is_keyword, named_folder, read_pixels, text_chunks
 from .jobs import Job, JobList, PromptEntry, fit_jobs

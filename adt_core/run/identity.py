@@ -92,7 +92,8 @@ def weights_digest(
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size < CACHED_BYTES:
         return _tensors_digest(_named_tensors(module))
-    facts = sorted((str(file.absolute()), *_state(file)) for file in files)
+    states = [(file, file.stat()) for file in files]
+    facts = sorted((str(file.absolute()), state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states)
     first = _tensors_digest((name, tensor.flatten()[:64]) for name, tensor in _named_tensors(module))
     name = json.dumps([part, first, facts])
     stored = cache_folder.read("weights", name) if facts else None
@@ -109,11 +110,6 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if isinstance(module, Decoder):
         return named_tensors(module)
     return chain(module.named_parameters(), module.named_buffers())
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _tensors_digest(tensors: Iterable[tuple[str, Tensor]], check: Check | None = None) -> str:

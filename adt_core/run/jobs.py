@@ -124,11 +124,10 @@ class JobList:
         index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
         seed = self.recipe.sampling.seed if entry.seed is None else entry.seed
         own = Job(number, entry.text, seed, self.recipe.image_index + index, entry.id, entry.text)
-        return replace(own, settings=self._differing(entry.settings)) if entry.settings else own
-
-    def _differing(self, settings: RowSettings) -> RowSettings:
+        if not entry.settings:
+            return own
         usual = {**self.recipe.flat(), "size": self.recipe.loading.size}
-        return tuple((name, value) for name, value in settings if usual[name] != value)
+        return replace(own, settings=tuple((name, value) for name, value in entry.settings if usual[name] != value))
 
 
 def fit_jobs(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:

@@ -225,9 +225,8 @@ class Pipeline(Runner):
         Raises:
             AdtError: If the model does not support the size.
         """
-        own = dict(settings)
-        size = own.pop("size", None)
-        pipeline = self.with_options(**own)
+        pipeline = self.with_options(**{name: value for name, value in settings if name != "size"})
+        size = dict(settings).get("size")
         return replace(pipeline, target=self.target.sized(*size)) if size else pipeline
 
     def keep(self, image: str | Path, mask: str | Path | Tensor) -> tuple[int, ...]:

@@ -285,12 +285,12 @@ def differences(request: Request, fallback: FallbackConfig | None = None) -> lis
     outputs = {CHAIN: alone.chain(), TREE: alone.tree(), COLUMNS: alone.chain(all_columns=True)}
     if _max_prompt_length(request) > request.longest:
         outputs[COMPANY] = _Trial(request, fallback, with_longer_prompt=True).chain()
-    return [variant for variant, output in outputs.items() if not _bitwise_equal(expected, output)]
-
-
-def _bitwise_equal(expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Return whether all tensors are bitwise equal. NaN compares equal to NaN."""
-    return all(a.equal(b) or a.nan_to_num(0.5).equal(b.nan_to_num(0.5)) for a, b in zip(expected, outputs))
+    return [
+        variant
+        for variant, output in outputs.items()
+        # NaN compares equal to NaN
+        if not all(a.equal(b) or a.nan_to_num(0.5).equal(b.nan_to_num(0.5)) for a, b in zip(expected, output))
+    ]
 
 
 class _Trial:

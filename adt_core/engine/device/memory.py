@@ -52,10 +52,13 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
 
 def slot_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
     """Return the bytes of slots and their captured rounds. It has the arguments of :func:`required_bytes`."""
-    graphs = 0
-    if _is_replayed(request, device):
-        graphs = _activation_bytes(request, batch_size, device) + _graph_bytes(request)
-    return state_bytes(request, batch_size, device) + graphs
+    state = state_bytes(request, batch_size, device)
+    if not _is_replayed(request, device):
+        return state
+    lengths = 1 + (-(-request.cache_length // ATTENDED_MULTIPLE) - 1).bit_length()
+    sizes = 1 if request.active_drafter is None else CAPTURED_SIZES
+    graphs = WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
+    return state + _activation_bytes(request, batch_size, device) + graphs
 
 
 def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
@@ -80,13 +83,6 @@ def state_bytes(request: Request, batch_size: int, device: torch.device | None =
 
 def _is_replayed(request: Request, device: torch.device | None) -> bool:
     return request.replayed if device is None else device.type != "cpu"
-
-
-def _graph_bytes(request: Request) -> int:
-    """Return the bytes of captured rounds. The activations of these rounds are not included."""
-    lengths = 1 + (-(-request.cache_length // ATTENDED_MULTIPLE) - 1).bit_length()
-    sizes = 1 if request.active_drafter is None else CAPTURED_SIZES
-    return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
 
 
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:

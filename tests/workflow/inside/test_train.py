@@ -83,9 +83,7 @@ def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
     cancels("on_step", lambda run, log: run.step == 1)
     cancels("on_step", lambda run, log: run.step == 3 and len(log) == 1)
     told = [line for line in caplog.messages if line.endswith("Press Run to continue.")]
-    assert told == [
-        f"ADT-Tree: {kept} kept. Press Run to continue." for kept in ("3 of 6 images", "1 steps", "3 steps")
-    ]
+    assert told == [f"ADT-Tree: {kept} kept. Press Run to continue." for kept in ("3 of 6 images", "1 step", "3 steps")]
     train("stopped")
     assert weights(pack, "stopped") == weights(pack, "complete")
 
