@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -117,7 +118,7 @@ def ptx(capability: int) -> Iterator[tuple[str, str, str]]:
     """Compile all kernels twice: for tensors, as with torch's allocator, and for addresses, as with cudaMallocAsync.
 
     Yields:
-        Operands of a launch, and the PTX of its kernels for tensors and for addresses.
+        Operands of a launch, and the PTX of its kernels for tensors and for addresses; "" if they don't compile.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -141,7 +142,8 @@ def ptx(capability: int) -> Iterator[tuple[str, str, str]]:
         for pointers in usual, as_addresses:
             choice.pointers = pointers
             compiled.clear()
-            launch()
+            with suppress(choice.KernelError):
+                launch()
             found.append("\n".join(compiled))
         yield operands, *found
 
@@ -166,16 +168,18 @@ def _compare_allocators(capability: int) -> int:
     import triton
 
     different = []
+    failed = []
     loads = 0
     count = 0
     for operands, *both in ptx(capability):
         one, other = map(code, both)
         count += 1
+        failed += [f"{operands}: does not compile"] * (not one)
         loads += sum("ld.global" in line or "cp.async" in line for line in one)
         if one != other:
             different.append(f"{operands}: {len(one)} and {len(other)} instructions")
-    summary = f"{count} launches with {loads} loads, {len(different)} differ"
-    print(f"Triton {triton.__version__}, {capability / 10}: {summary}", *different, sep="\n", flush=True)
+    summary = f"{count} launches with {loads} loads, {len(different)} differ, {len(failed)} don't compile"
+    print(f"Triton {triton.__version__}, {capability / 10}: {summary}", *different, *failed, sep="\n", flush=True)
     return len(different)
 
 
