@@ -16,6 +16,15 @@ PLAYS = """async (bytes) => {
   return [video.videoWidth, video.videoHeight];
 }"""
 
+FRAMES = """async (bytes) => {
+  const decoder = new ImageDecoder({ data: Uint8Array.from(bytes), type: 'image/webp' });
+  await Promise.all([decoder.tracks.ready, decoder.completed]);
+  const { frameCount } = decoder.tracks.selectedTrack;
+  await decoder.decode({ frameIndex: frameCount - 1 });
+  return frameCount;
+}"""
+"""Decodes an animated WebP in the browser. Returns the number of frames."""
+
 
 @pytest.fixture
 def done(tab, workflow) -> int:
@@ -90,6 +99,7 @@ def test_replay_is_saved_as_a_file_that_plays(tab: ComfyPage, done, tmp_path, ki
             assert image.n_frames == 85
             durations = [(image.seek(frame), image.load(), image.info["duration"])[-1] for frame in range(85)]
         assert sum(durations) == pytest.approx(8000, abs=50)
+        assert tab.page.evaluate(FRAMES, list(data)) == 85
     else:
         page = tab.context.new_page()  # without API nodes, ComfyUI's page may not play videos from memory
         width, height = page.evaluate(PLAYS, list(data))
