@@ -46,6 +46,23 @@ def test_text_of_the_replay_is_outside_of_the_image(tab, done):
     assert not tab.map(done, "panel.about.hidden")
 
 
+BEGIN = """(id) => {
+  const tell = (event, detail) => app.api.dispatchEvent(new CustomEvent(event, { detail }));
+  tell('execution_start', { prompt_id: 'not-queued-here' });
+  tell('executing', String(id));
+}"""
+"""Lets a node begin to run. The model is loaded until the node's first message."""
+
+
+def test_a_sampler_says_that_its_model_is_loading(tab, workflow):
+    tab.load(workflow.data)
+    tab.page.evaluate(BEGIN, workflow.sampler)
+    text = "panel.line.textContent"
+    tab.wait(workflow.sampler, f"/^Loading the model, measuring this device: [1-9] s$/.test({text})")
+    tab.page.evaluate("app.api.dispatchEvent(new CustomEvent('executing', { detail: null }))")
+    tab.wait(workflow.sampler, f"{text}.startsWith('Run the workflow')")
+
+
 LIST = """() => {
   const prompts = LiteGraph.createNode('ADTTreePrompts');
   app.graph.add(prompts);
