@@ -130,6 +130,7 @@ def test_template_runs_as_an_app(app, name):
         app.finished(node)
         assert form.locator("canvas").first.bounding_box()["width"] > 100
     assert_map_wraps(app)
+    assert not form.locator(".adt-map-measure").and_(app.page.locator(":visible")).count(), "its nodes would be hidden"
     app.screenshot(f"app_{name}")
     if (maps := form.locator(".adt-map")).count():
         maps.last.scroll_into_view_if_needed()

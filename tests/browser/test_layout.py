@@ -57,7 +57,7 @@ def test_fresh_nodes_have_natural_sizes(tab):
     tab.page.evaluate("app.graph.clear()")
     sizes = tab.page.evaluate(SIZES)
     tab.screenshot("fresh")
-    assert len(sizes) == 17
+    assert len(sizes) == 18
     assert [size for size in sizes if size["room"] < 0 or size["spare"] > 100] == []
     assert [size for size in sizes if size["kind"] == "ADTTreeSettings" and size["spare"] > 1] == []
 

@@ -16,6 +16,15 @@ PLAYS = """async (bytes) => {
   return [video.videoWidth, video.videoHeight];
 }"""
 
+FRAMES = """async (bytes) => {
+  const decoder = new ImageDecoder({ data: Uint8Array.from(bytes), type: 'image/webp' });
+  await Promise.all([decoder.tracks.ready, decoder.completed]);
+  const { frameCount } = decoder.tracks.selectedTrack;
+  await decoder.decode({ frameIndex: frameCount - 1 });
+  return frameCount;
+}"""
+"""Decodes an animated WebP in the browser. Returns the number of frames."""
+
 
 @pytest.fixture
 def done(tab, workflow) -> int:
@@ -35,6 +44,23 @@ def test_text_of_the_replay_is_outside_of_the_image(tab, done):
     tab.map(done, "(panel.replay.slider.value = 999, panel.replay.slider.oninput(), 0)")
     tab.settle()
     assert not tab.map(done, "panel.about.hidden")
+
+
+BEGIN = """(id) => {
+  const tell = (event, detail) => app.api.dispatchEvent(new CustomEvent(event, { detail }));
+  tell('execution_start', { prompt_id: 'not-queued-here' });
+  tell('executing', String(id));
+}"""
+"""Lets a node begin to run. The model is loaded until the node's first message."""
+
+
+def test_a_sampler_says_that_its_model_is_loading(tab, workflow):
+    tab.load(workflow.data)
+    tab.page.evaluate(BEGIN, workflow.sampler)
+    text = "panel.line.textContent"
+    tab.wait(workflow.sampler, f"/^Loading the model, measuring this device: [1-9] s$/.test({text})")
+    tab.page.evaluate("app.api.dispatchEvent(new CustomEvent('executing', { detail: null }))")
+    tab.wait(workflow.sampler, f"{text}.startsWith('Run the workflow')")
 
 
 LIST = """() => {
@@ -90,6 +116,7 @@ def test_replay_is_saved_as_a_file_that_plays(tab: ComfyPage, done, tmp_path, ki
             assert image.n_frames == 85
             durations = [(image.seek(frame), image.load(), image.info["duration"])[-1] for frame in range(85)]
         assert sum(durations) == pytest.approx(8000, abs=50)
+        assert tab.page.evaluate(FRAMES, list(data)) == 85
     else:
         page = tab.context.new_page()  # without API nodes, ComfyUI's page may not play videos from memory
         width, height = page.evaluate(PLAYS, list(data))

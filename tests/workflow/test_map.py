@@ -179,3 +179,27 @@ def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     (kept,) = outputs[sampler]["adt_tree_map"]
     (saved,) = maps_in_png(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
     assert kept["relaxed"] is saved["relaxed"] is True
+
+
+LARGEST = 2 * 10**6
+"""Maximum size in bytes of a replay of 8 seconds."""
+
+
+def test_frames_of_a_replay_become_files_of_comfyuis_video_nodes(comfy, graph):
+    graph.add("ADTTreeMapToVideo", trace=graph.link("ADTTreeSampler", 1), images=graph.link("VAEDecode"), image=0)
+    graph.set("ADTTreeMapToVideo", seconds=8.0, fps=12.0)
+    frames, fps = (graph.link("ADTTreeMapToVideo", output) for output in (0, 1))
+    named = {"filename_prefix": "replay"}
+    video = graph.add("CreateVideo", images=frames, fps=fps)
+    graph.add("SaveVideo", video=video, format="auto", codec="auto", **named)
+    graph.add("SaveWEBM", images=frames, fps=fps, codec="vp9", crf=32.0, **named)
+    graph.add("SaveAnimatedWEBP", images=frames, fps=fps, lossless=False, quality=80, method="default", **named)
+    outputs = comfy.run(graph.prompt)
+    files = [
+        comfy.files({node: outputs[node]}) for node in map(graph.id, ("SaveVideo", "SaveWEBM", "SaveAnimatedWEBP"))
+    ]
+    (mp4,), (webm,), (webp,) = files
+    assert mp4[4:8] == b"ftyp" and webm[:4] == bytes.fromhex("1a45dfa3")
+    with Image.open(io.BytesIO(webp)) as image:
+        assert image.n_frames > 8 and image.width == 2 * image.height
+    assert all(1000 < len(file) < LARGEST for file in (mp4, webm, webp)), [len(file) for file in (mp4, webm, webp)]
