@@ -27,7 +27,7 @@ from adt_core.models.batch_invariance import TILE
 from adt_core.models.load import find_published
 from adt_core.models.streamed import BANDWIDTH, LayerStream, spread
 from adt_core.policies import DraftMode
-from adt_core.policies.auto import SIZES, sizes_of
+from adt_core.policies.auto import SIZES, STREAMED_SIZE, Auto, sizes_of
 from adt_core.policies.cost_model import IDLE, CostModel
 
 from .tables import table
@@ -206,11 +206,11 @@ def choice_of(
     copy = weights.layer * 2**30 / BANDWIDTH
     slowdown = max(1.0, copy / (weights.layer * 2**30 / (READ_SHARE * card.memory)) * count / weights.layers)
     model = CostModel("computed", 1, modes, False, BATCH_ROWS, TILE["cuda"], "", temperature)
-    profile = replace(model, slowdown=slowdown).profile(SIZES)
+    profile = replace(model, slowdown=slowdown).profile(Auto.sizes)
     choices = []
     for mode in modes:
         gain = profile.gains[mode.name]
-        for drafts in sizes_of(mode, replayed=True):
+        for drafts in sizes_of(mode, replayed=True, most=STREAMED_SIZE if count else SIZES[-1]):
             drafting = (IDLE - 1 + mode.gpu_cost.fixed + mode.gpu_cost.each * drafts) * resident
             seconds = pass_of(weights, count, card, drafts + 1).seconds + drafting
             tokens = 1 + gain * mode.expected_accepted(drafts)

@@ -20,7 +20,7 @@ from .drafting import open_drafter, own_path
 from .missing_models import DOWNLOAD, EXPLAIN, IF_MISSING, about_models, download_missing, offered_downloads
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
-from .weights import manage
+from .weights import load_where_it_fits, manage
 
 _DTYPES = "float32", "bfloat16", "float16"
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8", "int4 weights": "int4"}
@@ -129,14 +129,16 @@ class ADTTreeModelLoader(io.ComfyNode):
         weights = _WEIGHTS.get(dtype)
         torch_dtype = _dtype(dtype, path)
         check_device(weights, mm.get_torch_device(), torch_dtype)
-        target = load_target(
-            path,
-            device=mm.unet_offload_device(),
-            dtype=torch_dtype,
-            check=check_cancelled,
-            weights=weights,
-            exact=exact,
-            device_memory=math.inf,  # ComfyUI moves the weights
+        target = load_where_it_fits(
+            lambda device: load_target(
+                path,
+                device=device,
+                dtype=torch_dtype,
+                check=check_cancelled,
+                weights=weights,
+                exact=exact,
+                device_memory=math.inf,  # ComfyUI moves the weights
+            )
         )
         decoder = manage(target.decoder, target.name, _smaller_weights(dtype), target.decoder)
         decoder.tell_expected(image_bytes(target), beside_bytes(target))

@@ -6,8 +6,9 @@ A decoder can run with a part of its weights on the GPU: the other layers are co
 
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import comfy.model_management as mm
 import torch
@@ -20,8 +21,9 @@ from ..adt_core.messages import join, message
 from ..adt_core.models import Decoder, streamed
 from .comfy_runtime import tell
 
-_PARTIAL = mm.VRAMState.LOW_VRAM, mm.VRAMState.NORMAL_VRAM, mm.VRAMState.NO_VRAM
-"""States of ComfyUI's memory management in which models may be loaded partially."""
+_WHOLE = mm.VRAMState.DISABLED, mm.VRAMState.SHARED
+"""States of ComfyUI's memory management in which models are not loaded partially."""
+Loaded = TypeVar("Loaded")
 _EVERYTHING = 1e32
 """Bytes that are more than any device has. ComfyUI has the same number for models that it loads completely."""
 
@@ -111,6 +113,9 @@ class DecoderPatcher(WeightsPatcher):
                 negative, layers are unloaded.
         """
         before = self.loaded_size()
+        if extra_memory >= _EVERYTHING and mm.vram_state == mm.VRAMState.HIGH_VRAM:
+            # ComfyUI asks for all weights, also if they don't fit (--highvram, --gpu-only).
+            extra_memory = mm.get_free_memory(self.load_device) - mm.minimum_inference_memory()
         others = sum(max(other.model_size() - other.loaded_size(), 0) for other in self.beside)
         count = self._count(before + extra_memory - others)
         if not before or not self.keeps_layers and self._is_worthwhile(count):
@@ -140,7 +145,7 @@ class DecoderPatcher(WeightsPatcher):
             image: Bytes of device memory for decoding one image.
             others: Bytes of the weights that are loaded too.
         """
-        if mm.is_device_cpu(self.load_device) or not mm.lowvram_available or mm.vram_state not in _PARTIAL:
+        if mm.is_device_cpu(self.load_device) or not mm.lowvram_available or mm.vram_state in _WHOLE:
             return
         work = max(mm.minimum_inference_memory(), image + mm.extra_reserved_memory())
         granted = mm.get_total_memory(self.load_device) - work - others
@@ -204,15 +209,35 @@ def manage(module: torch.nn.Module, title: str, remedy: str, *decoders: Decoder)
 
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
+    Unused weights go back to where they are now.
+
     Args:
         remedy: Advice in the error message if memory is too small, in the imperative.
         *decoders: Decoder of the target, if it owns caches of the engine that depend on these weights.
     """
     device = mm.get_torch_device()
-    offload = mm.unet_offload_device()
+    offload = next(module.parameters()).device
     weights = ADTTreeWeights(module, title, remedy, decoders)
     kind = DecoderPatcher if isinstance(module, Decoder) else WeightsPatcher
     return kind(weights, load_device=device, offload_device=offload)
+
+
+def load_where_it_fits(load: Callable[[torch.device], Loaded]) -> Loaded:
+    """Load weights where ComfyUI keeps unused weights, or in main memory if that is a GPU on which they don't fit.
+
+    With `--highvram` and `--gpu-only`, ComfyUI keeps unused weights on the GPU.
+
+    Args:
+        load: Function that loads the weights on a device.
+    """
+    device = mm.unet_offload_device()
+    try:
+        return load(device)
+    except (MemoryError, RuntimeError) as error:
+        if mm.is_device_cpu(device) or not is_out_of_memory(error):
+            raise
+    mm.soft_empty_cache()
+    return load(torch.device("cpu"))
 
 
 @contextmanager

@@ -93,13 +93,15 @@ class Mirror:
         Raises:
             AdtError: If the output is a URL, and the run does not write tars, or if a URL cannot be reached.
         """
-        output = args.files.output
+        files = args.files
+        output = files.output
         url = url_of(output)
         if url is not None:
             if args.files.format != WEBDATASET or args.inputs.prompts is None:
                 raise AdtError("object_store.only_tars", url=url)
             self._pull(output, self._is_output)
-        return replace(args, files=self.local(args.files), inputs=self.local(args.inputs))
+            files = replace(files, output=self._path(url))
+        return replace(args, files=self.local(files), inputs=self.local(args.inputs))
 
     def local(self, settings: _Settings) -> _Settings:
         """Return settings with paths in the mirror instead of URLs, and copy the existing files of these names."""
@@ -157,10 +159,13 @@ class Mirror:
         os.replace(records, path)
 
     def _put(self, urls: Mapping[Path, str]) -> None:
-        """Copy files to URLs of the same protocol, several at a time if the protocol's library can."""
-        for url in list(urls.values())[:1]:
-            with _store(url) as (store, _):
-                store.put([str(path) for path in urls], list(urls.values()))
+        """Copy files to URLs, several at a time if the protocol's library can."""
+        by_protocol: dict[str, dict[Path, str]] = {}
+        for path, url in urls.items():
+            by_protocol.setdefault(url.partition(":")[0], {})[path] = url
+        for some in by_protocol.values():
+            with _store(next(iter(some.values()))) as (store, _):
+                store.put([str(path) for path in some], list(some.values()))
 
     def _delete(self, path: Path) -> None:
         for gone in [path, _records_path(path)] if is_tar(path.name) else [path]:

@@ -55,7 +55,7 @@ CHAIN = DraftMode(
 """Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
 WINDOW = DraftMode(
     "window",
-    accepted=((0, 0.0), (4, 1.35), (8, 2.1), (16, 2.96), (31, 4.0), (63, 5.0)),
+    accepted=((0, 0.0), (4, 1.35), (8, 2.1), (16, 2.96), (31, 4.0), (63, 5.0), (95, 5.7)),
     cpu_cost=CostEstimate(0.35, 0.01),
     gpu_cost=CostEstimate(0.05, 0.0015),
     hot_gain=0.86,

@@ -43,7 +43,7 @@ MIN_CANDIDATES = 3
 """Minimum number of candidates at a position. With a single candidate, softmax always gives the probability 1."""
 MERGED = DraftMode(
     "merged",
-    accepted=((0, 0.0), (4, 2.65), (8, 3.9), (12, 4.84), (16, 5.65), (24, 7.3), (31, 8.04), (63, 10.29)),
+    accepted=((0, 0.0), (4, 2.65), (8, 3.9), (12, 4.84), (16, 5.65), (24, 7.3), (31, 8.04), (63, 10.29), (95, 11.7)),
     cpu_cost=CostEstimate(1.0, 0.025),
     gpu_cost=CostEstimate(0.2, 0.003),
     hot_gain=0.73,

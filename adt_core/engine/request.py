@@ -227,7 +227,9 @@ class Request:
     @property
     def largest(self) -> Shape:
         """Size of the largest draft tree of the method."""
-        return self.cut(self.drafting.policy.largest(self.drafting.settings))
+        policy = self.drafting.policy
+        largest = policy.largest if self.target.decoder.stream is None else policy.largest_streamed
+        return self.cut(largest(self.drafting.settings))
 
     def cut(self, shape: Shape) -> Shape:
         """Limit the depth of a shape to `near`; return it unchanged if `near` is None."""

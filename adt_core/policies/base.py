@@ -197,6 +197,11 @@ class Policy:
         """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated."""
         return Shape(settings.depth, settings.width, settings.drafts)
 
+    @classmethod
+    def largest_streamed(cls, settings: Any) -> Shape:
+        """Return the same for a model with streamed layers, for which a large tree costs hardly more than a token."""
+        return cls.largest(settings)
+
     def begin(self) -> bool:
         """Prepare the policy for new images, and return whether to draft for these images."""
         return self.needs_drafter

@@ -12,6 +12,7 @@ from adt_core import Drafting, load_drafter, load_target
 from adt_core.models import allocation, streamed
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import Decoder
+from adt_core.policies.auto import Auto
 from tests.drafted import run
 from tests.layouts.families import WRITERS, load_small
 from tests.raising import raises_key
@@ -69,6 +70,32 @@ def test_tokens_are_those_of_a_model_that_fits(written, family, dtype, weights):
     streamed.place(target.decoder, CPU)
     assert target.decoder.stream is None
     assert run(target).codes.equal(expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("drafter", ["bundled", "jacobi"])
+def test_auto_can_verify_larger_trees_if_layers_are_streamed(drafter, monkeypatch):
+    """A pass takes nearly the same time for any tree. Here, each round has the largest tree that *auto* can choose."""
+    target = load_target("bundled")
+    draft = load_drafter(drafter, target)
+
+    def largest_trees():
+        found = []
+
+        def best(self, images):
+            found.append(max(self._choices, key=lambda choice: choice.shape.drafts))
+            return found[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Auto, "_best", best)
+            codes = run(target, drafter=draft, drafting=Drafting("auto")).codes
+        return codes, {choice.shape.drafts for choice in found}
+
+    expected, sizes = largest_trees()
+    assert sizes == {63}
+    streamed.place(target.decoder, CPU, 2)
+    codes, sizes = largest_trees()
+    assert sizes == {95} and codes.equal(expected)
 
 
 class CopiedBytes(TorchDispatchMode):

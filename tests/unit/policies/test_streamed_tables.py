@@ -34,7 +34,7 @@ def test_auto_chooses_the_largest_trees_and_saves_more_than_with_weights_that_fi
     for count in (COUNT, 0):
         plain, best = streamed.choice_of(WEIGHTS, count, card, MergedDrafter.modes, temperature=1.0)
         speeds[count] = plain * best.tokens / best.seconds
-        assert count == 0 or best.drafts == 63
+        assert best.drafts == 95 if count else best.drafts <= 63
     assert speeds[COUNT] > 1.4 * speeds[0]
 
 

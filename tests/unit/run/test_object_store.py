@@ -224,6 +224,19 @@ def test_killed_shards_lose_no_image_that_the_server_has(tiny, tmp_path):
     server.close()
 
 
+def test_only_the_folder_of_the_list_is_searched(generate, monkeypatch):
+    """A bucket may have millions of other objects, and the user may not be allowed to list it."""
+    store = fsspec.filesystem("memory")
+    find = type(store).find
+    searched = []
+    monkeypatch.setattr(
+        type(store), "find", lambda self, path, **more: searched.append(path) or find(self, path, **more)
+    )
+    assert generate("memory://bucket/coco", shard="1/4")[0] == 0
+    store.store.clear()
+    assert searched == ["/bucket/coco"]
+
+
 @pytest.mark.parametrize("given", [{"format": "png"}, {"prompts": None, "prompt": "a cat"}])
 def test_only_tars_are_written_to_urls(generate, given):
     code, _, err = generate("memory://bucket/coco", **given)

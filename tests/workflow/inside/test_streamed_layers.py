@@ -159,6 +159,36 @@ def test_novram_streams_all_layers(mm, eight, expected, monkeypatch):
     assert eight.streamed == LAYERS
 
 
+def test_highvram_streams_the_layers_that_do_not_fit(mm, eight, expected, monkeypatch):
+    """ComfyUI asks for all weights with `--highvram` and `--gpu-only`."""
+    monkeypatch.setattr(mm, "vram_state", mm.VRAMState.HIGH_VRAM)
+    eight.allow(5)
+    np.testing.assert_array_equal(eight.draw(), expected)
+    assert 0 < eight.streamed < LAYERS
+    mm.unload_all_models()
+    eight.allow(LAYERS + 1)
+    np.testing.assert_array_equal(eight.draw(), expected)
+    assert eight.streamed == 0
+
+
+def test_highvram_loads_a_model_that_does_not_fit_in_main_memory(pack, mm, card, written, monkeypatch):
+    monkeypatch.setattr(mm, "unet_offload_device", lambda: card.device)
+    loaders = pack.package(".nodes.loaders")
+    load = loaders.load_target
+    tried = []
+
+    def load_target(path, device, **more):
+        tried.append(device)
+        if device == card.device:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return load(path, device=device, **more)
+
+    monkeypatch.setattr(loaders, "load_target", load_target)
+    eight = Eight(pack, card, NAMES[0])
+    assert tried == [card.device, torch.device("cpu")]
+    assert eight.model.patcher.offload_device == torch.device("cpu")
+
+
 def test_reserved_memory_stays_free(mm, eight, monkeypatch):
     eight.allow(6)
     monkeypatch.setattr(mm, "EXTRA_RESERVED_VRAM", mm.EXTRA_RESERVED_VRAM + 2 * eight.size)
