@@ -16,6 +16,7 @@ import {
   registerExtension,
   removePreview,
   setHidden,
+  shrinkNode,
 } from "./comfy.js";
 import { make } from "./elements.js";
 import { render } from "./markdown.js";
@@ -83,6 +84,7 @@ registerExtension({
     if (!NODES.has(node.comfyClass)) return;
     foldAdvanced(node);
     add(node);
+    shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
     callAfter(node, "onExecuted", (output) => show(node, output));
   },
 
