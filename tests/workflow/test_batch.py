@@ -5,6 +5,7 @@ A list can be processed by a loop of stock nodes, or by the Batch Sampler, which
 
 import csv
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def check_progress(messages: list[Message], sampler: str, length: int, already: 
     """
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
     assert steps == sorted(steps) and steps[-1] == COUNT * length
-    assert already * length < steps[0], "existing images count from the start"
+    assert already * length <= steps[0], "existing images count from the start"
     assert not [m for m in messages if m.type in PREVIEWS], "a preview would hide the results"
     executed = [m.data for m in messages if m.type == "executed" and m.data["node"] == sampler]
     shown = [len(data["output"]["images"]) for data in executed]
@@ -285,11 +286,12 @@ def text_under_nodes(comfy, batch, **extra) -> str:
 
 
 def finished_images(message: bytes) -> int:
-    """Return the number of finished images in a text message.
+    """Return the number of finished images in a text message, or 0 if it has another text.
 
     The message starts with the length of the node's id, followed by the id and the text.
     """
-    return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
+    found = re.match(rb"(\d+) of \d+ images", message[4 + int.from_bytes(message[:4], "big") :])
+    return int(found[1]) if found else 0
 
 
 def places(sheet: np.ndarray) -> list[tuple[int, int]]:

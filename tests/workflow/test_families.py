@@ -52,7 +52,7 @@ def test_map_has_every_token_and_the_image(stocked, name):
     rows, columns = kept["grid"]
     assert (rows, columns) == CELLS[name] and (kept["small"] is not None) is (name == "GLM-Image")
     at = 0
-    for _, _, (_, position, *_, accepted, _, _) in unpack(kept):
+    for _, _, (_, position, *_, accepted, _, _, _) in unpack(kept):
         assert position == at
         at += accepted + 1
     assert at + 1 == rows * (columns + kept["ends"]) + math.prod(kept["small"] or [0])
@@ -92,7 +92,7 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
     batch.set("ADTTreeModelLoader", model=name).set("ADTTreePrompts", text="a fox\na hen", count=0)
     width, height = SIZES[name]
     sized = batch.add("ADTTreeImageSize", model=batch.link("ADTTreeModelLoader"), width=width, height=height)
-    batch.set("ADTTreeBatchSampler", model=sized, seed=5)
+    batch.set("ADTTreeBatchSampler", model=sized, seed=5, seed_mode="same")
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     together = images(stocked, stocked.run(batch.prompt), saved)
     assert len(together) == 2
