@@ -123,8 +123,12 @@ class Costs:
 
 
 def _speedup(profile: CostProfile | None, rounds: Sequence[RoundResult]) -> float | None:
-    """Return the speed-up of some rounds: the number of tokens, divided by the cost in plain rounds."""
-    if profile is None or not rounds:
+    """Return the speed-up of some rounds: the number of tokens, divided by the cost in plain rounds.
+
+    It is None if the profile lacks a mode, as for a policy of another package that names no mode in its shapes.
+    """
+    drafted = {round.size[0] for round in rounds if round.size != PLAIN_ROUND}
+    if profile is None or not rounds or not drafted <= profile.costs.keys():
         return None
     costs = [profile.plain if round.size == PLAIN_ROUND else profile.cost(*round.size) for round in rounds]
     return sum(round.accepted + 1 for round in rounds) / sum(costs)
