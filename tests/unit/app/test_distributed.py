@@ -223,7 +223,7 @@ def test_the_tasks_of_a_lost_machine_are_taken_by_others(run, cluster, monkeypat
     cluster.wait_for_nodes(timeout=100)  # wait until Ray notices the loss, because later tests need two free cores
     assert code == 0, err
     assert sorted(added) == [*range(1, len(PROMPTS) + 1)]
-    assert sorted(os.listdir("spread")) == [f"{number:06}.png" for number in sorted(added)]
+    assert sorted(os.listdir("spread")) == [*(f"{number:06}.png" for number in sorted(added)), "manifest.csv"]
     assert read_lines("single.json") == read_lines("spread.json")
 
 
