@@ -55,7 +55,7 @@ def test_command_with_the_bundled_model(capsys):
     assert re.findall(r"^\| ([\w, -]+) \|", methods, re.M)[1:] == ["No drafting", "Auto", "ADT-Tree", "Jacobi chain"]
     assert "DIFFERS" not in methods and methods.count("the same") == 8
     assert part(page, "Same image") == "Every method gives the same tokens as no drafting."
-    assert re.search(r"\| both \| [\d.]+ \|", part(page, "Cost of drafts"))
+    assert re.search(r"\| merged \| [\d.]+ \|", part(page, "Cost of drafts"))
     assert str(Path.cwd()) not in page and str(Path.home()) not in page
 
 
