@@ -89,7 +89,7 @@ class Workflow:
         self.source = "LoadImage" in values
         self.upscaler = values.get("UpscaleModelLoader", [""])[0].partition(".")[0]
         self.second_stage = "ADTTreeGLMImageDecode" in values
-        self.upstream = bool({"upstream", "original script"} & set(map(str, values.get("ADTTreeSampler", []))))
+        self.upstream = "original script" in values.get("ADTTreeSampler", [])
 
     def needs(self) -> str:
         """Return the size of the download and, for the model's own dtype, the GPU memory; "" for the bundled model."""

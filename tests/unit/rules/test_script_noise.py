@@ -208,7 +208,8 @@ def test_noise_of_another_device_is_rejected(generate, monkeypatch):
     assert generate("--prompt", "a cat", "--noise", "original-script", "--output", "a.png")[0] == 0
     monkeypatch.setattr(png_settings, "noise_device", lambda device: "NVIDIA RTX 4090")
     code, err = generate("--from-png", "a.png", "--output", "again.png")
-    assert code == 1 and "the upstream noise of 'cpu'" in err and "--device NVIDIA RTX 4090 makes other noise" in err
+    assert code == 1 and "the original script's noise on 'cpu'" in err
+    assert "--device NVIDIA RTX 4090 makes other noise" in err and "choose --noise adt-tree" in err
     assert generate("--from-png", "a.png", "--noise", "adt-tree", "--output", "own.png")[0] == 0
     saved = read_settings(Path("own.png"))
     assert saved["noise"] == "adt-tree" and "noise_device" not in saved
