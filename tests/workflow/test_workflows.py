@@ -42,7 +42,7 @@ TO_INSTALL = {
     "ADT-Tree Lumina-mGPT 2.0 text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-2.0"),
     "ADT-Tree LlamaGen text to image": ("ADTTreeModelLoader", "model", "LlamaGen-T2I-2"),
     "ADT-Tree Janus-Pro text to image": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
-    "ADT-Tree same as upstream (Janus-Pro)": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
+    "ADT-Tree image of the original script (Janus-Pro)": ("ADTTreeModelLoader", "model", "Janus-Pro-1B"),
     "ADT-Tree Emu3 text to image": ("ADTTreeModelLoader", "model", "Emu3-Gen-hf"),
     "ADT-Tree Liquid text to image": ("ADTTreeModelLoader", "model", "Liquid_V1_7B"),
     "ADT-Tree GLM-Image text to image": ("ADTTreeModelLoader", "model", "GLM-Image"),
