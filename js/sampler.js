@@ -1,6 +1,6 @@
 /**
- * Additions to the sampler nodes. The inputs keep_top and keep_left are visible only while an image is linked. Two
- * entries of the context menu add nodes, see added_nodes.js.
+ * Additions to the sampler nodes. The inputs keep_top and keep_left are visible only while an image without a mask
+ * is linked. Two entries of the context menu add nodes, see added_nodes.js.
  */
 
 import { compareWithPlain, openBatch } from "./added_nodes.js";
@@ -10,6 +10,7 @@ import {
   fitNode,
   foldAdvanced,
   isLinked,
+  originOf,
   redrawNode,
   registerExtension,
   sendWhile,
@@ -26,7 +27,14 @@ const AUTO = "Auto"; // value of drafting with which a linked Settings node deci
 const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an image
 
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
-const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
+
+/** ComfyUI's nodes that attach a mask to a latent. The mask then sets what is kept. */
+const MASKING = new Set(["SetLatentNoiseMask", "VAEEncodeForInpaint", "InpaintModelConditioning"]);
+
+function countsShare(node, name) {
+  if (isLinked(node, name)) return true;
+  return isLinked(node, "latent_image") && !MASKING.has(originOf(node, "latent_image")?.comfyClass);
+}
 
 /** Dim drafting while a linked Settings node decides, and say so in its label. */
 function updateDrafting(node) {
@@ -40,7 +48,7 @@ function updateDrafting(node) {
   redrawNode(node);
 }
 
-/** Show the inputs for the kept share if an image to continue is linked, and hide them otherwise. */
+/** Show the inputs for the kept share if an image without a mask is linked, and hide them otherwise. */
 function updateShares(node) {
   for (const widget of sharesOf(node)) setHidden(widget, !countsShare(node, widget.name));
   fitNode(node);

@@ -29,7 +29,7 @@ export const ORDER = [
   "ADT-Tree benchmark and diagnostics of this machine",
   "ADT-Tree MS-COCO batch with upscaling",
   "ADT-Tree run of the paper (Anole with LANTERN)",
-  "ADT-Tree same as upstream (Janus-Pro)",
+  "ADT-Tree image of the original script (Janus-Pro)",
   "ADT-Tree train a drafter for a model",
 ];
 const OPEN_FIRST = "ADTTree.OpenFirstTemplate";

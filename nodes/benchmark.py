@@ -7,7 +7,7 @@ from typing import Any
 
 import folder_paths
 import torch
-from comfy_api.v0_0_2 import io, ui
+from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from ..adt_core import Lantern, Pipeline, Recipe, Sampling
@@ -31,7 +31,7 @@ from ..adt_core.settings import MAX_SEED
 from . import folders
 from .cancelling import telling_what_is_kept
 from .clip_and_vae import encode
-from .comfy_runtime import Progress, check_cancelled, refusal, tell
+from .comfy_runtime import Progress, check_cancelled, refusal, shown_text, tell
 from .prompts import check, fingerprint, read
 from .sampling import Run, prepare, preset_input
 from .schema import Tooltips, schema, widget
@@ -173,7 +173,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         table = session.paper() if _is_paper(methods) else session.compare(presets.listed(methods))
         if note := join(run.notes):
             tell(note)
-        return io.NodeOutput(table, ui=ui.PreviewText(table))
+        return io.NodeOutput(table, ui=shown_text(table, FOLDER))
 
 
 def _is_paper(methods: str) -> bool:

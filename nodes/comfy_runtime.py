@@ -3,12 +3,14 @@
 import gc
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import comfy.memory_management
@@ -151,6 +153,24 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     if tab is not None:
         shown = {"node": node_id, "display_node": node_id, "output": {"images": list(saved)}, "prompt_id": prompt_id()}
         send("executed", shown, tab)
+
+
+def temporary_file(stem: str, suffix: str) -> tuple[Path, dict[str, str]]:
+    """Return the path of a new file in ComfyUI's temporary folder, and the parameters of its `/view` address."""
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{stem}_{secrets.token_hex(8)}{suffix}"
+    return folder / name, {"filename": name, "subfolder": "", "type": "temp"}
+
+
+def shown_text(text: str, stem: str) -> dict[str, list]:
+    """Return the `ui` output of a node that shows a text on the node.
+
+    ComfyUI's App mode shows the files of a node, but no texts. So the text is also in a temporary file.
+    """
+    path, address = temporary_file(stem, ".md")
+    path.write_text(text, encoding="utf-8")
+    return {"text": [text], "files": [address]}
 
 
 def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:

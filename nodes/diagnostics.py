@@ -2,11 +2,11 @@
 
 import time
 
-from comfy_api.v0_0_2 import io, ui
+from comfy_api.v0_0_2 import io
 
 from ..adt_core.app import diagnose, prepare_diagnosis
 from .clip_and_vae import text_encoder
-from .comfy_runtime import Progress, check_cancelled
+from .comfy_runtime import Progress, check_cancelled, shown_text
 from .sampling import prepare
 from .schema import Tooltips, schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
@@ -61,4 +61,4 @@ class ADTTreeDiagnostics(io.ComfyNode):
             report = diagnose(subject)
         bar.update(_PARTS)
         bar.say(report.verdict, is_lasting=True)
-        return io.NodeOutput(report.page, ui=ui.PreviewText(report.page))
+        return io.NodeOutput(report.page, ui=shown_text(report.page, "adt_tree_diagnostics"))

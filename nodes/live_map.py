@@ -14,15 +14,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
-import folder_paths
 from PIL import Image
 
 from ..adt_core import Decoding, Round
 from ..adt_core.run import digest
-from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, watched
+from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, temporary_file, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortened, texts_of, workflow_of
 
@@ -184,13 +182,11 @@ def _milliseconds(seconds: float) -> float:
 
 def _keep(picture: Image.Image) -> dict:
     """Write an image into ComfyUI's temporary folder, and return the parameters of its `/view` address."""
-    folder = Path(folder_paths.get_temp_directory())
-    folder.mkdir(parents=True, exist_ok=True)
     picture = picture.copy()  # `thumbnail` changes the image, which may be a preview that the server has yet to send
     picture.thumbnail((MAP_PICTURE, MAP_PICTURE))
-    name = f"adt_tree_map_{secrets.token_hex(8)}.png"
-    picture.save(folder / name, compress_level=1)
-    return {"filename": name, "subfolder": "", "type": "temp"}
+    path, address = temporary_file("adt_tree_map", ".png")
+    picture.save(path, compress_level=1)
+    return address
 
 
 def _thumbnail(picture: Image.Image) -> str:

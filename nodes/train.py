@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management as mm
-import folder_paths
 import numpy as np
 import torch
-from comfy_api.v0_0_2 import io, ui
+from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from ..adt_core import AdtError, Sampling
@@ -23,7 +22,7 @@ from ..adt_core.recipe import Placement
 from . import folders
 from .batch import one
 from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, refusal, tell
+from .comfy_runtime import Progress, check_cancelled, refusal, tell, temporary_file
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .sampling import prepare, preset_input, sampling_inputs
@@ -150,16 +149,9 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         picture = training.curve(log, plan.training.passes)
         tell(message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]), logging.INFO)
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
-        shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
-        return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)
-
-
-def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
-    """Write an image into the temporary folder, and return its file for the `ui` output."""
-    folder = Path(folder_paths.get_temp_directory())
-    folder.mkdir(parents=True, exist_ok=True)
-    picture.save(folder / name)
-    return ui.SavedResult(name, "", io.FolderType.temp)
+        path, address = temporary_file(f"adt_tree_{name}", ".png")
+        picture.save(path)
+        return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui={"images": [address]})
 
 
 class _NodeWatch(training.TrainingCallback):

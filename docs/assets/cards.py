@@ -31,7 +31,7 @@ CARDS = {
     "ADT-Tree LlamaGen text to image": "LlamaGen",
     "ADT-Tree GLM-Image text to image": "GLM-Image",
     "ADT-Tree GLM-Image edit a picture": "GLM-Image: edit",
-    "ADT-Tree same as upstream (Janus-Pro)": "Same as upstream",
+    "ADT-Tree image of the original script (Janus-Pro)": "Original script",
     "ADT-Tree text to image and upscale with a model": "Upscale with a model",
     "ADT-Tree run of the paper (Anole with LANTERN)": "The paper's run",
     "ADT-Tree MS-COCO batch with upscaling": "MS-COCO batch",
@@ -70,7 +70,7 @@ class Workflow:
         source: Whether the workflow has a source image.
         upscaler: Name of the upscale model, or "".
         second_stage: Whether GLM-Image's second stage decodes the tokens.
-        upstream: Whether the workflow uses the noise of the original script by the model's authors.
+        original: Whether the workflow uses the noise of the original script by the model's authors.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,7 +89,7 @@ class Workflow:
         self.source = "LoadImage" in values
         self.upscaler = values.get("UpscaleModelLoader", [""])[0].partition(".")[0]
         self.second_stage = "ADTTreeGLMImageDecode" in values
-        self.upstream = "original script" in values.get("ADTTreeSampler", [])
+        self.original = "original script" in values.get("ADTTreeSampler", [])
 
     def needs(self) -> str:
         """Return the size of the download and, for the model's own dtype, the GPU memory; "" for the bundled model."""
@@ -107,7 +107,7 @@ class Workflow:
         if self.list_node == "ADTTreeTrainDrafter":
             return [f"Images by {model}", "training on their tokens"]
         steps = [f"Tokens by {model}"]
-        if self.upstream:
+        if self.original:
             steps[0] += " with the noise of its original script"
         if self.drafting not in ("", AUTO):
             steps[0] += f" with {self.drafting}"
@@ -189,7 +189,7 @@ def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: t
         draw_map(draw, (left, top, side), seed)
         draw.rectangle((left - 4, top + side - small - 4, left + small + 4, top + side + 4), fill=BACKGROUND)
         draw_map(draw, (left, top + side - small, small), seed)
-    elif workflow.upstream:
+    elif workflow.original:
         half = (side - 34) // 2
         for number in range(2):
             draw_map(draw, (left + (side - half) // 2, top + number * (half + 34), half), seed)

@@ -19,10 +19,12 @@ LONGEST = 400
 TOGGLE = "Comfy.ToggleLinear"
 SHOWN = """() => {
   const image = document.querySelector('[data-testid="linear-image-output"]');
+  const images = [image, ...(image?.querySelectorAll('img') ?? [])];
+  const text = document.querySelector('article.whitespace-pre-wrap')?.textContent;
   const running = document.querySelector('[data-testid="linear-cancel-run"]');
-  return !running && [image, ...(image?.querySelectorAll('img') ?? [])].some((one) => one?.naturalWidth > 0);
+  return !running && (Boolean(text?.trim()) || images.some((one) => one?.naturalWidth > 0));
 }"""
-"""Returns whether the run has ended and the form shows its image."""
+"""Returns whether the run has ended and the form shows its image or its text."""
 ACTIVE = "(name) => app.extensionManager.workflow.activeWorkflow.path.includes(name)"
 """Returns whether the workflow is the open one. ComfyUI sets it after it has created the nodes."""
 PROMPTS = {"en": "Prompt", "zh": "提示词"}
@@ -111,7 +113,7 @@ def assert_map_wraps(tab: ComfyPage) -> None:
 @pytest.mark.timeout(LONGEST + 200)
 @pytest.mark.parametrize("name", NAMES)
 def test_template_runs_as_an_app(app, name):
-    """The form must show every chosen input, the image, and the map of the sampler."""
+    """The form must show every chosen input, the result, and the map of the sampler."""
     inputs = inputs_of(name)
     app.open()
     app.open_template(name)

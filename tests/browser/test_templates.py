@@ -30,7 +30,7 @@ MISSING = [
     "ADT-Tree Liquid text to image",
     "ADT-Tree GLM-Image text to image",
     "ADT-Tree GLM-Image edit a picture",
-    "ADT-Tree same as upstream (Janus-Pro)",
+    "ADT-Tree image of the original script (Janus-Pro)",
 ]
 """Templates whose models aren't installed."""
 

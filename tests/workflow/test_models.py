@@ -40,7 +40,7 @@ DRAWN = {
     LLAMAGEN: (256, 256),
     "ADT-Tree Janus-Pro text to image": (64, 64),
     "ADT-Tree Liquid text to image": (512, 512),
-    "ADT-Tree same as upstream (Janus-Pro)": (64, 64),
+    "ADT-Tree image of the original script (Janus-Pro)": (64, 64),
     **SIZES,
 }
 """Template of a family -> width and height of its image in pixels."""
