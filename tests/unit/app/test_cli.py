@@ -12,7 +12,7 @@ from PIL import Image
 from adt_core import Recipe, cli
 from adt_core.run import identity, store
 from adt_core.version import FORMAT
-from tests.command import read_grids, read_lines, words
+from tests.command import read_grids, read_json, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,10 +29,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def generate(models, tmp_path, monkeypatch, capsys):
-    """Return a function that runs `generate` with the tiny models in an empty folder.
-
-    The function returns the exit code, standard output and standard error.
-    """
+    """Return a function that runs `generate` in an empty folder: arguments -> exit code, standard output and error."""
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
 
@@ -44,10 +41,6 @@ def generate(models, tmp_path, monkeypatch, capsys):
     return run
 
 
-def load(path):
-    return json.loads(Path(path).read_text(encoding="utf-8"))
-
-
 # ---- output files --------------------------------------------------------
 
 
@@ -56,15 +49,13 @@ def test_output_files(generate):
         "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
     )
     assert code == 0, err
-    assert all(
-        words in out
-        for words in ("tau", "accepted drafts per pass", "mean depth", "tokens/s", "Speed-up", "tokens identical")
-    )
+    figures = "tau", "accepted drafts per pass", "mean depth", "tokens/s", "Speed-up", "tokens identical"
+    assert all(words in out for words in figures)
     assert "16/" in err or "32/32" in err or "%" in err, "stderr must contain a progress bar"
     grids = read_grids("t.json")
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
-    report = load("r.json")
+    report = read_json("r.json")
     figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_drafts"
     assert {*figures.split(), "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
@@ -99,15 +90,14 @@ def test_several_images_are_numbered_and_reproducible(generate):
     assert code == 0, err
     assert sorted(p.name for p in Path("x").glob("*.png")) == [f"00000{i}.png" for i in (1, 2, 3, 4)]
     tokens = read_grids("t.json")
-    assert load("r.json")["tokens"] == 4 * 16 and load("r.json")["images"] == 4
+    assert read_json("r.json")["tokens"] == 4 * 16 and read_json("r.json")["images"] == 4
     assert len({json.dumps(grid) for grid in tokens}) == 4
     for number, grid in enumerate(tokens, 1):
         saved = f"x/00000{number}.png"
         from_png = {"prompt": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
         assert generate(**from_png)[0] == 0
         assert read_grids("again.json")[-1] == grid, "lines are appended"
-        with Image.open(saved) as one, Image.open("again.png") as two:
-            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+        assert_equal_images(saved, "again.png")
     assert generate(**from_png, method="no-drafting")[0] == 0
     assert read_grids("again.json")[-1] == tokens[-1]
 
@@ -121,16 +111,20 @@ def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
             shares.append(json.loads(image.text["adt_tree"])["figures"]["substitution_rate"])
             parameters = image.text["parameters"]
         assert f"Relaxed: LANTERN ({100 * shares[-1]:.1f} % of the tokens replaced), " in parameters
-    assert sum(shares) / 2 == pytest.approx(load("r.json")["substitution_rate"]) != 0
+    assert sum(shares) / 2 == pytest.approx(read_json("r.json")["substitution_rate"]) != 0
     assert generate(prompt=None, from_png="x-0002.png", output="again.png")[0] == 0
-    with Image.open("x-0002.png") as one, Image.open("again.png") as two:
-        assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+    assert_equal_images("x-0002.png", "again.png")
 
 
-def settings_of(image):
-    """Return the settings in the record of an image, without what only an image of a list has."""
-    record = json.loads(image.text["adt_tree"])
-    return {name: value for name, value in record.items() if name not in ("tokens", "figures", "settings_key")}
+def assert_equal_images(*paths):
+    """Check that PNGs have equal pixels and settings. Only the images of a list have some other entries."""
+    contents = []
+    for path in paths:
+        with Image.open(path) as image:
+            record = json.loads(image.text["adt_tree"])
+            omitted = dict.fromkeys(("tokens", "figures", "settings_key"))
+            contents.append((image.tobytes(), {**record, **omitted}))
+    assert all(content == contents[0] for content in contents)
 
 
 def test_prompts_of_a_list_can_be_decoded_together(generate):
@@ -148,21 +142,17 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
         names = [*(f"{i:06}.png" for i in range(1, 7)), "manifest.csv"]
         assert sorted(path.name for path in Path(folder).iterdir()) == names
     for number in range(1, 7):
-        with Image.open(f"1/{number:06}.png") as one, Image.open(f"3/{number:06}.png") as two:
-            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+        assert_equal_images(f"1/{number:06}.png", f"3/{number:06}.png")
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
-        assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
-    forwards = [load(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
+        assert read_json("r1.json")[figure] == pytest.approx(read_json("r3.json")[figure]), figure
+    forwards = [read_json(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
-    assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
-    accepted = [
-        [
-            [share["accepted"] for one in decoding["rounds"] for share in one["images"]]
-            for decoding in read_lines(f"t{batch_size}.json")
-        ]
-        for batch_size in (2, 3)
-    ]
-    assert accepted[0] == accepted[1] and len(accepted[0]) == 6
+    assert forwards[0] * read_json("r1.json")["tau"] == pytest.approx(6 * 15)
+    two, three = (
+        [[share["accepted"] for one in decoding["rounds"] for share in one["images"]] for decoding in read_lines(name)]
+        for name in ("t2.json", "t3.json")
+    )
+    assert two == three and len(two) == 6
 
 
 def test_a_png_contains_all_settings(generate):
@@ -194,7 +184,7 @@ def test_continued_images(generate):
         code, out, err = generate("--compare", **files, **{"keep": 0.5, "dtype": "float64", **changes})
         assert code == 0, err
         grids += read_grids("t.json")[-1:]
-        assert load("r.json")["identical"] and load("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
+        assert read_json("r.json")["identical"] and read_json("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
     same, prompt, seed, left, less = grids
     assert prompt[:2] == seed[:2] == same[:2] and less[0] == same[0] and left[:2] == same[:2]
     assert same[2:] != prompt[2:] != seed[2:] != same[2:]
@@ -222,11 +212,7 @@ def test_inspect(models, capsys):
 
 
 def assert_refused(result, *named, code=1):
-    """Check the result of a command with invalid input.
-
-    The command must return the exit code ``code`` and print one error line that contains the words ``named``. It must
-    not write a file.
-    """
+    """Check that a command has printed one error line with the words ``named``, and has written no file."""
     found, out, err = result
     assert found == code, err
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
@@ -268,8 +254,22 @@ def test_invalid_arguments(generate, options, named):
     assert_refused(generate(**options), *named, code=2)
 
 
-def test_arguments_that_do_not_fit_together(generate):
-    assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.9}, ["--keep is 0.9", "all 4 rows"]),
+        ({"model": "nowhere"}, ["nowhere"]),
+        ({"drafter": "nowhere"}, ["nowhere"]),
+        ({"prompt": None, "from_png": "nowhere.png"}, ["nowhere.png"]),
+        ({"prompt": "long " * 100}, ["Prompt too long", "shorten"]),
+        ({"negative_prompt": "long " * 100}, ["shorten"]),
+    ],
+)
+def test_inputs_that_are_missing_or_do_not_fit_the_model(generate, options, named):
+    assert_refused(generate(**options), *named)
+
+
+def test_a_comparison_needs_drafts(generate):
     assert_refused(generate("--compare", method="no-drafting"), "--compare", "no-drafting", code=2)
 
 
@@ -317,17 +317,6 @@ def test_unknown_or_missing_command(capsys):
     for arguments in (["paint"], []):
         assert cli.main(arguments) == 2
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
-
-
-def test_missing_files(generate):
-    assert_refused(generate(model="nowhere"), "nowhere")
-    assert_refused(generate(drafter="nowhere"), "nowhere")
-    assert_refused(generate(prompt=None, from_png="nowhere.png"), "nowhere.png")
-
-
-def test_prompt_longer_than_the_context(generate):
-    assert_refused(generate(prompt="long " * 100), "Prompt too long", "shorten")
-    assert_refused(generate(negative_prompt="long " * 100), "shorten")
 
 
 def test_drafter_of_another_width(generate, models, tmp_path):
@@ -380,7 +369,7 @@ def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, to
 def test_unknown_architecture(generate, models, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
     (folder / "config.json").write_text(
-        json.dumps({**load(folder / "config.json"), "model_type": "llama"}), encoding="utf-8"
+        json.dumps({**read_json(folder / "config.json"), "model_type": "llama"}), encoding="utf-8"
     )
     assert_refused(generate(model=folder), "llama", "Anole", "Lumina-mGPT")
     assert cli.main(["inspect", str(folder)]) == 1
