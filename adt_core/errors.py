@@ -163,7 +163,7 @@ def failed_library(error: BaseException | None) -> str:
 
 
 def library_error(error: BaseException) -> AdtError | None:
-    """Return an error with the pip command for a library that is missing or cannot be loaded, or None if there is none.
+    """Return an error with the pip command for a library that is missing or cannot be loaded; None for other errors.
 
     Args:
         error: Any exception.

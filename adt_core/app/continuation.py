@@ -1,4 +1,4 @@
-"""Conversion of images to codebook indices ("codes"): an image to continue, of which a part is kept, or to edit."""
+"""Codebook indices ("codes") of input images: an image to continue, of which a part is kept, or images to edit."""
 
 from __future__ import annotations
 

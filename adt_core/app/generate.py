@@ -242,10 +242,11 @@ class _Output:
         self._plan = plan
         self._facts = facts
         files = plan.args.files
-        kind = tars.TarStore if files.format == WEBDATASET else PngStore
-        self._store: Store = _SingleFiles(plan.jobs, files.output)
         if plan.is_list:
-            self._store = kind(plan.jobs, files.output, facts.identity, files.overwrite)
+            kind = tars.TarStore if files.format == WEBDATASET else PngStore
+            self._store: Store = kind(plan.jobs, files.output, facts.identity, files.overwrite)
+        else:
+            self._store = _SingleFiles(plan.jobs, files.output)
         self._lines = {
             name: ImageLines(path, plan.jobs, facts.identity.expected) for name, path in _line_files(plan).items()
         }

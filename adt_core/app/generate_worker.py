@@ -209,8 +209,10 @@ class GenerateWorker:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
         listed = finished.listed(self.facts.identity.of_job(finished.job).key, **compared)
         result = finished.result(**(listed if self._plan.is_list else {}))
-        rounds = [replace(round, index=index) for index, round in enumerate(result.trace.rounds)]  # numbered from 0
-        trace = replace(result.trace, rounds=rounds).to_json() if self._plan.args.files.trace else {}
+        trace: dict[str, Any] = {}
+        if self._plan.args.files.trace:  # its rounds are numbered from 0, whatever images were decoded before it
+            rounds = [replace(round, index=index) for index, round in enumerate(result.trace.rounds)]
+            trace = replace(result.trace, rounds=rounds).to_json()
         png = result.png
         if self._writes:
             write_in(self._plan.args.files.output, file_name(finished.job.number), png)

@@ -131,11 +131,11 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Return whether a run has valid statistics, acceptance map, scores and image path."""
+    if not stats.are_run_stats(run, FIGURES):
+        return False
     rows, columns = settings["grid"]
     acceptance_map = list_of(list_of(stats.FIGURE, columns, columns), rows, rows)
-    if not stats.are_run_stats(run, FIGURES) or not acceptance_map.fits(run.get("acceptance")):
-        return False
-    if not _is_profile(run.get("profile")):
+    if not acceptance_map.fits(run.get("acceptance")) or not _is_profile(run.get("profile")):
         return False
     scores = run.get("quality")
     if not _are_scores(scores) or bool(scores) != bool(settings["metrics"]):

@@ -58,7 +58,8 @@ class ProgressBars(TrainingCallback):
 
     def _show(self, unit: str, done: int, total: int | None, metrics: str = "") -> None:
         if self._bar is None or self._unit != unit:
-            ProgressBars.close(self)
+            if self._bar is not None:
+                self._bar.close()
             self._unit = unit
             self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc=unit, leave=False)
         self._bar.set_postfix_str(metrics, refresh=False)
