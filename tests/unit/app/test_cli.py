@@ -18,23 +18,14 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Return a folder with a tiny target and its drafter."""
-    folder = tmp_path_factory.mktemp("models")
-    target = write_tiny_checkpoint(folder / "target")
-    write_tiny_drafter(folder / "drafter", target)
-    return folder
-
-
 @pytest.fixture
-def generate(models, tmp_path, monkeypatch, capsys):
+def generate(tiny, tmp_path, monkeypatch, capsys):
     """Return a function that runs `generate` in an empty folder: arguments -> exit code, standard output and error."""
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
 
     def run(*arguments, **replaced):
-        options = {"model": models / "target", "drafter": models / "drafter", "prompt": "a red house"}
+        options = {"model": tiny / "target", "drafter": tiny / "drafter", "prompt": "a red house"}
         options |= {"output": "a.png", "device": "cpu"} | replaced
         return cli.main([*words("generate", **options), *arguments]), *capsys.readouterr()
 
@@ -197,13 +188,13 @@ def test_continued_images(generate):
     assert first[:2] == second[:2] and first[2:] != second[2:]
 
 
-def test_inspect(models, capsys):
+def test_inspect(tiny, capsys):
     for role in ("target", "drafter"):
-        assert cli.main(["inspect", str(models / role), "--json"]) == 0
+        assert cli.main(["inspect", str(tiny / role), "--json"]) == 0
         (found,) = json.loads(capsys.readouterr().out)
         assert found["role"] == role and found["width"] == 64 and found["missing"] == found["left_over"] == []
-        assert found["bytes"] == (models / role / "model.safetensors").stat().st_size and found["dtype"] == "F32"
-        assert cli.main(["inspect", str(models / role)]) == 0
+        assert found["bytes"] == (tiny / role / "model.safetensors").stat().st_size and found["dtype"] == "F32"
+        assert cli.main(["inspect", str(tiny / role)]) == 0
         assert f"role          {role}" in capsys.readouterr().out
     assert found["family"] == "eagle"
 
@@ -319,14 +310,14 @@ def test_unknown_or_missing_command(capsys):
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
 
 
-def test_drafter_of_another_width(generate, models, tmp_path):
-    misfit = write_tiny_drafter(tmp_path / "misfit", models / "target", hidden=32)
+def test_drafter_of_another_width(generate, tiny, tmp_path):
+    misfit = write_tiny_drafter(tmp_path / "misfit", tiny / "target", hidden=32)
     assert_refused(generate(drafter=misfit), "misfit", "32", "64")
 
 
 @pytest.mark.parametrize("role", ["model", "drafter"])
 @pytest.mark.parametrize("kept", [0, 4, 300, -1000])
-def test_truncated_safetensors(generate, models, tmp_path, role, kept):
+def test_truncated_safetensors(generate, tmp_path, role, kept):
     folder = write_tiny_checkpoint(tmp_path / "cut")
     if role == "drafter":
         folder = write_tiny_drafter(tmp_path / "cut-drafter", folder)
@@ -348,11 +339,11 @@ class Malice:
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
 @pytest.mark.parametrize("torch_file", [True, False])
-def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, torch_file, capsys):
+def test_pickles_with_code_are_not_executed(generate, tiny, tmp_path, role, torch_file, capsys):
     proof = tmp_path / "proof"
     folder = tmp_path / "malicious"
     folder.mkdir()
-    (folder / "config.json").write_bytes((models / role / "config.json").read_bytes())
+    (folder / "config.json").write_bytes((tiny / role / "config.json").read_bytes())
     content = {"fc.weight": Malice(proof)}
     if torch_file:
         torch.save(content, folder / "pytorch_model.bin")
@@ -366,18 +357,17 @@ def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, to
     assert not proof.exists(), "the pickle's code ran"
 
 
-def test_unknown_architecture(generate, models, tmp_path, capsys):
+def test_unknown_architecture(generate, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
-    (folder / "config.json").write_text(
-        json.dumps({**read_json(folder / "config.json"), "model_type": "llama"}), encoding="utf-8"
-    )
+    config = read_json(folder / "config.json") | {"model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert_refused(generate(model=folder), "llama", "Anole", "Lumina-mGPT")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "llama" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("config", ["", "{}", "[]", "null", '{"model_type": "chameleon"}', "\x00"])
-def test_damaged_configuration(generate, models, tmp_path, config, capsys):
+def test_damaged_configuration(generate, tmp_path, config, capsys):
     folder = write_tiny_checkpoint(tmp_path / "damaged")
     (folder / "config.json").write_text(config, encoding="utf-8")
     assert_refused(generate(model=folder), "damaged")
