@@ -44,26 +44,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Pipeline",
-    "Result",
-    "Step",
-    "__version__",
-    "AdtError",
-    "PromptTooLongError",
-    "Sampling",
-    "Drafting",
-    "Lantern",
-    "Loading",
-    "Recipe",
-    "Decoding",
-    "Trace",
-    "Round",
-    "load_target",
-    "Target",
-    "EncodedPrompt",
-    "load_drafter",
-    "custom_generate",
-]
+    "AdtError", "Decoding", "Drafting", "EncodedPrompt", "Lantern", "Loading", "Pipeline", "PromptTooLongError",
+    "Recipe", "Result", "Round", "Sampling", "Step", "Target", "Trace", "__version__", "custom_generate",
+    "load_drafter", "load_target",
+]  # fmt: skip
 
 
 def __getattr__(name: str):

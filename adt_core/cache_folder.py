@@ -1,10 +1,9 @@
 """Small JSON files in the user's cache folder.
 
-They hold measurements of this machine: cost models, invariance reports, and the choice of Triton kernels. The name
-of a file contains a hash of its key, such as the device, the model and the settings. Files are ignored if
-they are unreadable or damaged, or if another program has written them. So are files of another user, and files that
-others may write, because a wrong choice of kernels changes images. If a file can't be written, its content is kept in
-the runtime (:mod:`.runtime`) for the rest of the process.
+They hold measurements of this machine: cost models, invariance reports, and the choice of Triton kernels. The name of a
+file contains a hash of its key, such as the device, the model and the settings. Unreadable and damaged files are
+ignored. So are files of another user, and files that others may write, because a wrong choice of kernels changes
+images. If a file can't be written, its content is kept in the runtime (:mod:`.runtime`) until the process ends.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ def folder() -> Path:
 
 
 def _home() -> Path:
-    """Return the user's home folder, or the temporary folder if the account has no home.
-
-    For example, a numeric user in a container has no home.
-    """
+    """Return the user's home folder, or the temporary folder for an account without a home, as in some containers."""
     try:
         return Path.home()
     except RuntimeError:

@@ -4,9 +4,5 @@ import os
 
 
 def variable(name: str, default: str = "") -> str:
-    """Return the value of an environment variable.
-
-    Args:
-        default: Value if the variable is not set.
-    """
+    """Return the value of an environment variable, or `default` if it is not set."""
     return os.environ.get(name, default)

@@ -15,14 +15,10 @@ from .messages import ERRORS, Message, Part, message
 
 Check = Callable[[], None]
 """Cancellation callback: long operations call it often, and it may raise an exception to stop them."""
-
-
 INTERRUPTED = "Interrupted. Finished results were kept, and no file is incomplete."
 """Message of the command line after Ctrl-C."""
 LONGEST = 1000
 """Maximum length of an error message in characters. The limit is needed because messages may quote untrusted files."""
-
-
 _INPUT = re.compile(r"`([a-z_]+)`")
 _CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
@@ -70,19 +66,11 @@ class AdtError(ValueError):
         return self.message.parts[0].parameters
 
     def with_inputs(self, rename: Callable[[str], str]) -> str:
-        """Return the message with other names for the settings.
-
-        Args:
-            rename: Function from the name of a setting to the name to show.
-        """
+        """Return the message with other names for the settings; see :func:`substitute_inputs`."""
         return substitute_inputs(self.message, rename)
 
     def renamed(self, **names: str) -> AdtError:
-        """Return the error with other names for some settings, such as the ids of a node's inputs.
-
-        Args:
-            **names: Name to show, by the name of the setting.
-        """
+        """Return the error with other names for some settings, such as the ids of a node's inputs."""
         text = self.message.map(lambda text: substitute_inputs(text, lambda name: names.get(name, name)))
         for part in text.parts:
             if part.parameters.get("input") in names:
@@ -146,11 +134,7 @@ def command(arguments: str, path: Path | None = None) -> str:
 
 
 def pip_install(packages: str) -> str:
-    """Return the command that installs packages for the current Python, such as the Python of a portable ComfyUI.
-
-    Args:
-        packages: Names of the packages, separated by spaces.
-    """
+    """Return the command that installs packages for the current Python, such as the Python of a portable ComfyUI."""
     return f"{_python()} -m pip install {packages}"
 
 
@@ -163,9 +147,6 @@ def failed_library(error: BaseException | None) -> str:
 
     Libraries that import others may raise any exception with the first error as its cause. A torchvision that was built
     for another version of PyTorch raises RuntimeError.
-
-    Args:
-        error: Any exception.
     """
     if error is None:
         return ""
@@ -182,13 +163,10 @@ def failed_library(error: BaseException | None) -> str:
 
 
 def library_error(error: BaseException) -> AdtError | None:
-    """Return an error with the pip command for a library that is missing or cannot be loaded.
+    """Return an error with the pip command for a library that is missing or cannot be loaded; None for other errors.
 
     Args:
         error: Any exception.
-
-    Returns:
-        The error, or None if the exception has another reason.
     """
     library = failed_library(error)
     if not library:
@@ -199,7 +177,9 @@ def library_error(error: BaseException) -> AdtError | None:
     if library == "torchvision":  # the version of torch is named so that pip does not replace torch
         with suppress(PackageNotFoundError):
             package += f" torch=={version('torch').partition('+')[0]}"
-    reason = one_line(str(_first_cause(error)))[:200]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    reason = one_line(str(error))[:200]
     return AdtError("library.broken", library=library, reason=reason, command=pip_install(f"--upgrade {package}"))
 
 
@@ -218,10 +198,6 @@ def naming_missing_libraries(others: Container[str] = ()) -> Iterator[None]:
         raise missing from error
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    return error if error.__cause__ is None else _first_cause(error.__cause__)
-
-
 def _python() -> str:
     return _quoted(sys.executable) or "python"
 
@@ -232,18 +208,11 @@ def _quoted(path: str) -> str:
 
 
 _NO_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "unable to allocate",
-    "status_alloc_failed",
+    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
+    *("unable to allocate", "status_alloc_failed"),
 )
 _NO_MEMORY_OF_ONEDNN = "could not create a primitive", "could not create a memory", "could not create a memory object"
-"""Complete messages of oneDNN for a lack of memory.
-
-oneDNN also has longer messages with the same beginning, but they report unsupported operations.
-"""
+"""Complete messages of oneDNN for a lack of memory. Longer messages with the same beginning report other problems."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -280,7 +249,6 @@ def one_line(text: str, most: int = LONGEST) -> str:
     the title of the window, or write to the clipboard.
 
     Args:
-        text: Any text, such as a name in a file from somebody else.
         most: Maximum length in characters; the rest is cut off.
     """
     start = text.lstrip()[: 2 * most]  # cut first, because the text may have many MiB
@@ -297,12 +265,9 @@ def escape_controls(text: str) -> str:
 
 
 def shown(value: object, most: int = 40) -> str:
-    """Return the representation of a value for an error message.
+    """Return the representation of a value for an error message, or its first `most` characters.
 
-    Args:
-        value: Any value. If Python can't represent it, such as an integer with more than 4,300 digits, the text is "too
-            long to show".
-        most: Maximum length in characters; the rest is cut off.
+    If Python can't represent it, such as an integer with more than 4,300 digits, the text is "too long to show".
     """
     try:
         return escape_controls(_bounded_repr(value, most)[:most])
@@ -320,11 +285,7 @@ def _bounded_repr(value: object, most: int) -> str:
 
 
 class _Shortened(reprlib.Repr):
-    """Representation of a container by its first entries.
-
-    Args:
-        most: Maximum number of entries.
-    """
+    """Representation of a container by its first `most` entries."""
 
     def __init__(self, most: int):
         super().__init__()

@@ -32,6 +32,8 @@ LARGEST_LIST = 256
 """Maximum size of a list of prompts in MiB."""
 LONGEST_PART = 40
 """Maximum number of characters that a file name contains of a prompt, an id or another name."""
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+"""Suffixes of image files that are read from folders."""
 PART = ".adt-tree.part"
 """Suffix of a temporary file until it is renamed."""
 _WRITE_ERRORS = {errno.ENOSPC: "file.disk_full", errno.EDQUOT: "file.quota", errno.EFBIG: "file.too_large"}
@@ -51,12 +53,6 @@ def regular(path: str | Path, flags: int) -> int:
 
     Use this function as the `opener` of `open`. It checks the type of the file after opening it. So the file cannot be
     replaced between the check and the opening.
-
-    Args:
-        flags: Flags of `os.open`.
-
-    Returns:
-        File descriptor.
 
     Raises:
         OSError: If the path cannot be opened or is not a regular file.
@@ -94,21 +90,22 @@ def is_hidden(path: str | PurePath) -> bool:
 
     Hidden files are never images, captions, lists or weights. macOS, for example, stores attributes of 1.jpg in ._1.jpg
     on disks and network shares of other systems.
-
-    Args:
-        path: Name of a file, or its path relative to the folder that the user has chosen.
     """
     return any(part.startswith(".") for part in PurePath(path).parts)
 
 
 def list_visible(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths in a folder that match a pattern and are not hidden, in sorted order.
+    """Return the paths in a folder that match a glob pattern and are not hidden, in sorted order.
 
-    Args:
-        folder: The folder. It may be hidden itself.
-        pattern: Glob pattern, such as "*.png", or "**/*" for all subfolders.
+    The folder itself may be hidden.
     """
     return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
+def list_images(folder: Path, pattern: str) -> list[Path]:
+    """Return the regular files of `list_visible` that have one of `IMAGE_SUFFIXES`."""
+    found = list_visible(folder, pattern)
+    return [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and is_regular(path)]
 
 
 def is_writable(folder: Path) -> bool:
@@ -127,8 +124,7 @@ def is_writable(folder: Path) -> bool:
 def folded(text: str) -> str:
     """Return a text in a form that is equal for upper and lower case, and for both ways to encode accents.
 
-    Args:
-        text: Any text. macOS and some programs encode "é" as two characters (the Unicode normal form NFD).
+    macOS and some programs encode "é" as two characters (the Unicode normal form NFD).
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
@@ -138,9 +134,6 @@ def path_key(path: str | Path) -> str:
 
     On the usual disks of Windows and macOS, names that differ only in case or Unicode normal form are the same file.
     Everywhere else, such names are rare, so they also count as the same.
-
-    Args:
-        path: Relative or absolute path, possibly with links.
     """
     return folded(os.path.realpath(os.path.expanduser(path)))
 
@@ -167,7 +160,6 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
 
     Args:
         most: Maximum size in MiB.
-        errors: Error handler of `bytes.decode`.
 
     Raises:
         OSError: If the file cannot be opened, is not a regular file, or is too large.
@@ -230,11 +222,7 @@ def file_name_part(id: str) -> str:
 
 
 def is_device(name: str) -> bool:
-    """Return whether Windows treats a file name as a device. The suffix does not matter: "nul.png" is a device too.
-
-    Args:
-        name: Name without folders.
-    """
+    """Return whether Windows treats a file name as a device. The suffix does not matter: "nul.png" is a device too."""
     stem = name.split(".")[0].strip().upper()
     return (
         stem in ("CON", "CONIN$", "CONOUT$", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
@@ -279,9 +267,6 @@ def write_with(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
     Args:
         fill: Function that writes the content to an open file. It may be called again with a new, empty file.
-
-    Raises:
-        AdtError: If the file cannot be written.
     """
     with writing(path):
         _replace(Path(os.path.realpath(path)), fill)
@@ -301,11 +286,7 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
 
 
 def write_in_with(folder: Path, name: str, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file of any size like :func:`write_in`, without its content in memory.
-
-    Args:
-        fill: As in :func:`write_with`.
-    """
+    """Write a file of any size like :func:`write_in`, without its content in memory; see :func:`write_with`."""
     *subfolders, last = PurePath(name).parts
     place = inside(folder, *subfolders) / last
     with writing(place):
@@ -313,14 +294,10 @@ def write_in_with(folder: Path, name: str, fill: Callable[[BinaryIO], object]) -
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return a path in a folder of this pack, after checking that no part of the path is a link.
-
-    Args:
-        folder: Folder of this pack, such as a batch folder.
-        *names: Names of subfolders and file, from `folder` on.
+    """Return a path in a folder of this pack.
 
     Raises:
-        AdtError: If a part of the path is a link. A link may lead out of `folder`.
+        AdtError: If a part of the path below `folder` is a link, which may lead out of `folder`.
     """
     path = folder
     for name in names:
@@ -340,13 +317,9 @@ def is_link(path: Path) -> bool:
 
 
 def refuse_links(path: Path) -> None:
-    """Raise an error if writing to a file in a folder of this pack would change a file in another folder.
+    """Raise AdtError if a path in a folder of this pack is a link or has several hard links.
 
-    Args:
-        path: The file, which need not exist.
-
-    Raises:
-        AdtError: If the file is a link or has several hard links.
+    Writing to it would change a file in another folder. The file need not exist.
     """
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
@@ -362,7 +335,6 @@ def add_line(path: Path, line: str) -> None:
     of the line that was written is removed again.
 
     Args:
-        path: The file. It is created if it does not exist.
         line: Text without a line break.
 
     Raises:

@@ -28,12 +28,7 @@ _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 class MemoryLimit(NamedTuple):
-    """Amount of memory.
-
-    Attributes:
-        bytes: The amount.
-        owner: Where the limit comes from, for messages: "this machine", for example.
-    """
+    """Amount of memory, and where the limit comes from, for messages: "this machine", for example."""
 
     bytes: int
     owner: str
@@ -43,18 +38,14 @@ def memory_limit(proc: Path = _PROC) -> MemoryLimit:
     """Return the smallest of the limits for the main memory of this process.
 
     Args:
-        proc: Folder of the process in Linux' file system proc. It need not exist.
+        proc: Folder of the process in Linux' file system proc. Other systems have none.
     """
     machine = MemoryLimit(_machine_bytes(), "this machine")
     return min([machine, *_cgroup_limits(proc), *_process_limits()], key=lambda limit: limit.bytes)
 
 
 def usable_bytes(limit: MemoryLimit) -> int:
-    """Return the bytes for weights, KV caches, draft trees and noise together.
-
-    Args:
-        limit: Main memory that the process may use.
-    """
+    """Return the bytes for weights, KV caches, draft trees and noise together."""
     return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))
 
 

@@ -159,9 +159,6 @@ class Message(str):
     """English text that can be translated, because it also stores the keys and parameters of its parts.
 
     Methods of `str`, such as `strip`, return plain strings without keys.
-
-    Attributes:
-        parts: Parts of the text.
     """
 
     parts: tuple[Part, ...]
@@ -217,11 +214,7 @@ def parts_of(text: str) -> tuple[Part, ...]:
 
 
 def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
-    """Join messages and plain strings to one message. Empty texts are left out.
-
-    Args:
-        separator: Text between two of the texts.
-    """
+    """Join messages and plain strings to one message. Empty texts are left out."""
     between = Part(separator, "space" if separator == TEMPLATES["space"] else None)
     parts: list[Part] = []
     for text in filter(None, texts):
@@ -230,10 +223,9 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
 
 
 def find_message(text: str) -> str:
-    """Return the message that has a given text. Messages are stored in files as plain text, without their keys.
+    """Return the message that has a given text. Files store messages as plain text, without their keys.
 
-    Returns:
-        The message. If no template without parameters equals the text, the text itself.
+    If no template without parameters equals the text, return the text itself.
     """
     keys = [key for key, template in TEMPLATES.items() if template == text and "{" not in template]
     return message(keys[0]) if keys else text

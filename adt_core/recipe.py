@@ -35,13 +35,11 @@ from .settings import (
 AUTO = "auto"
 """Value of the settings `dtype` and `device` that leaves the choice to `run.resolve`."""
 DTYPES = (AUTO, "float32", "float64", "bfloat16", "float16")
-"""Choices of the setting `dtype`."""
 MAX_CODE = 2**20
 """Upper bound of a code (an image token)."""
 MAX_PIXELS = 2**14
-"""Maximum width and height of an image in pixels."""
+"""Maximum width and height of an image."""
 MAX_IMAGE_INDEX = 2**32
-"""Upper bound of an image's index among the images of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +116,9 @@ class Recipe(Settings):
     """Settings that determine an image, apart from its prompt.
 
     Attributes:
-        sampling: Settings of sampling.
-        drafting: Method and its settings.
         lantern: Settings of relaxed acceptance; None for exact acceptance.
-        loading: Target model and its precision.
         profile: Cost profile that a PNG contains; None to use the cost profile of this device.
         drafter: Name for `load_drafter`. It is None if there is no drafter, or if the default has not been chosen yet.
-        negative_prompt: Negative prompt.
-        suffix: Text to append to every prompt.
         kept: Codes (image tokens) of the first cells of every image, row by row; -1 for cells to generate. The cells
             after these are generated.
         sources: Source images as a flat list of numbers, in the encoding of `app/continuation.py`.

@@ -24,7 +24,6 @@ RAM = "ram"
 DISK = "disk"
 """Values of the setting `memory`: layers that do not fit stay in main memory, or are read from the model's files."""
 MAX_SEED = 2**64 - 1
-"""Largest seed."""
 MAX_BATCH_SIZE = 4096
 """Maximum number of images that are decoded together."""
 MAX_TEXT_LENGTH = 10**6
@@ -62,11 +61,7 @@ class Option(NamedTuple):
     repeated: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Raise an error if a value is not valid. None is valid if None is the default.
-
-        Raises:
-            AdtError: If the value is not valid.
-        """
+        """Raise AdtError if a value is not valid. None is valid if None is the default."""
         if value is not None or self.default is not None:
             if not self.accepts(value):
                 key, bounds = self._requirement()
@@ -121,8 +116,6 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     """Declare a field of a :class:`Settings` class.
 
     Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
         **more: Other fields of :class:`Option`. Without `kind`, the kind is the type of the default, or float if the
             default is None.
     """
@@ -131,94 +124,42 @@ def setting(default: Any, help: str, **more: Any) -> Any:
 
 
 def integer(default: int | None, help: str, low: int = 1, high: int | None = 256, **more: Any) -> Any:
-    """Declare an integer setting; see :func:`setting`.
-
-    Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
-        low: Lower bound.
-        high: Upper bound; None for no bound.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare an integer setting; see :func:`setting`."""
     return setting(default, help, kind=int, low=low, high=high, **more)
 
 
 def number(default: float | None, help: str, low: float, high: float | None = None, **more: Any) -> Any:
-    """Declare a numeric setting; see :func:`setting`.
-
-    Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
-        low: Lower bound.
-        high: Upper bound; None for no bound.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a numeric setting; see :func:`setting`."""
     return setting(default, help, low=low, high=high, **more)
 
 
 def fraction(default: float | None, help: str, **more: Any) -> Any:
-    """Declare a setting from 0 to 1; see :func:`setting`.
-
-    Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a setting from 0 to 1; see :func:`setting`."""
     return number(default, help, 0.0, 1.0, **more)
 
 
 def choice(default: str | None, help: str, choices: tuple[str, ...], **more: Any) -> Any:
-    """Declare a setting with a fixed set of values; see :func:`setting`.
-
-    Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
-        choices: Valid values.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a setting with a fixed set of values; see :func:`setting`."""
     return setting(default, help, kind=str, choices=choices, **more)
 
 
 def path(help: str, metavar: str = "FILE", **more: Any) -> Any:
-    """Declare a path setting, None by default; see :func:`setting`.
-
-    Args:
-        help: One or two sentences for users.
-        metavar: Placeholder in the help of the command line.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a path setting, None by default; see :func:`setting`."""
     return setting(None, help, kind=Path, metavar=metavar, **more)
 
 
 def paths(help: str, metavar: str = "FILE", **more: Any) -> Any:
-    """Declare a setting with a list of paths, empty by default; see :func:`setting`.
-
-    Args:
-        help: One or two sentences for users.
-        metavar: Placeholder in the help of the command line.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a setting with a list of paths, empty by default; see :func:`setting`."""
     return setting((), help, kind=Path, metavar=metavar, repeated=True, **more)
 
 
 def text(default: str | None, help: str, metavar: str = "TEXT", **more: Any) -> Any:
-    """Declare a text setting; see :func:`setting`.
-
-    Args:
-        default: Value if the user gives none.
-        help: One or two sentences for users.
-        metavar: Placeholder in the help of the command line.
-        **more: Other fields of :class:`Option`.
-    """
+    """Declare a text setting; see :func:`setting`."""
     return setting(default, help, kind=str, metavar=metavar, **more)
 
 
 def plain(value: Any) -> Any:
-    """Return a value with Python's own numbers instead of numbers of NumPy, torch or another library.
-
-    Args:
-        value: Number, array, tensor, list or tuple. Any other value is returned unchanged.
-    """
+    """Return a number, array, tensor, list or tuple with Python's own numbers. Other values are returned unchanged."""
     if isinstance(value, list | tuple):
         return tuple(map(plain, value)) if isinstance(value, tuple) else list(map(plain, value))
     if hasattr(value, "tolist"):
@@ -356,10 +297,7 @@ class Lantern(Settings):
 
 
 def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
-    """Create the settings of relaxed acceptance from a dictionary of values.
-
-    Args:
-        given: Values by their names in files and on the command line. Other settings are ignored.
+    """Create the settings of relaxed acceptance from a dictionary of values; see :meth:`Settings.of`.
 
     Returns:
         The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_factor` is given.

@@ -51,9 +51,9 @@ class _TolerantStream(io.TextIOBase):
 
 
 def escape_unencodable() -> None:
-    """Let the standard streams escape characters that they cannot encode, instead of raising an error.
+    """Let the standard streams escape characters that they cannot encode, such as emoji in cp1252.
 
-    For example, cp1252 cannot encode emoji. Streams that cannot be reconfigured, as in a notebook, are not changed.
+    Streams that cannot be reconfigured, as in a notebook, are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):

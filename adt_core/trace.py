@@ -69,11 +69,9 @@ class Round:
 
     Attributes:
         index: Index of the round within the decoding.
-        seconds: Time of the round.
         drafting: Time of the drafting in seconds, which is part of `seconds`. It is 0 on a GPU, where drafting is not
             timed separately.
         drafter_forwards: Number of forward passes of the drafter's network.
-        images: One record for each image in the round.
         prepared: Whether `seconds` includes one-off work for later rounds, such as capturing a CUDA graph.
     """
 
@@ -93,10 +91,9 @@ class Round:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation of two lists. Equal values share their average rank.
+    """Return Spearman's rank correlation of two lists, or None if a list has fewer than two different values.
 
-    Returns:
-        A number between -1 and 1; None if a list has fewer than two different values.
+    Equal values share their average rank.
     """
     if min(len(set(first)), len(set(second))) < 2:
         return None
@@ -118,9 +115,7 @@ class Trace:
     Attributes:
         settings: Settings of the run, as plain JSON types.
         grid: Number of rows and columns of cells.
-        images: Number of images.
         prefill: Time of the prefill (the forward pass over the prompt) in seconds, by image index.
-        rounds: The rounds.
         given: For each image, whether the token at each raster position was given (kept). Empty if none was given.
         row_end: Whether each row of the grid is followed by a token that marks the end of the row.
         lead: Rows and columns of a smaller image whose tokens come before the grid; (0, 0) if there is none.
@@ -246,10 +241,7 @@ class Trace:
             )
 
     def acceptance_map(self, image: int = 0) -> list[list[float]]:
-        """Return for each cell of an image, row by row, the number of tokens that the cell's round emitted.
-
-        The number is 0 for cells whose tokens were given.
-        """
+        """Return for each cell of an image the number of tokens that its round emitted; see :meth:`token_map`."""
         return self.token_map("acceptance", image)
 
     def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
@@ -289,11 +281,9 @@ class Trace:
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 
     def certainty_correlation(self) -> float | None:
-        """Return how strongly the target's certainty and accepted drafts are correlated.
+        """Return the rank correlation between a round's accepted drafts and the target's certainty.
 
-        Returns:
-            Spearman's rank correlation between the number of accepted drafts of a round and the average probability of
-            the most probable token at the positions that the round emitted. None if one of them is constant.
+        The certainty is the average probability of the most probable token at the positions that the round emitted.
         """
         records = [record for round in self.rounds for record in round.images if record.depth and record.probabilities]
         return rank_correlation(

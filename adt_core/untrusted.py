@@ -102,14 +102,7 @@ def row(*kinds: Kind) -> Kind:
 
 
 def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
-    """Return the kind of JSON objects with `least` to `most` fields.
-
-    Args:
-        name: Kind that the name of each field must fit.
-        kind: Kind that the value of each field must fit.
-        least: Minimum number of fields.
-        most: Maximum number of fields.
-    """
+    """Return the kind of JSON objects with `least` to `most` fields, whose names and values fit `name` and `kind`."""
 
     def fits(value: Any) -> bool:
         is_object = isinstance(value, dict) and least <= len(value) <= most

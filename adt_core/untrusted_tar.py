@@ -28,7 +28,7 @@ def small_members(
     """Yield the name and the content of each regular member whose name ends in `suffix`. Other members are skipped.
 
     Args:
-        file: Tar without compression, opened for reading bytes.
+        file: Tar without compression.
         most_bytes: Maximum size of a member that is read.
         most_members: Maximum number of members, including those that are skipped.
 

@@ -1,5 +1,6 @@
-"""Command lines built from names and values, and the JSON Lines that `generate` writes."""
+"""Command lines built from names and values, and reading of the files that commands write."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -11,6 +12,16 @@ def words(command: str, **options) -> list[str]:
     """
     given = {name: value for name, value in options.items() if value is not None}
     return [command, *(str(word) for name in given for word in (f"--{name.replace('_', '-')}", given[name]))]
+
+
+def read_json(path):
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def read_table(path) -> list[dict[str, str]]:
+    """Return the rows of a CSV table."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
 
 
 def read_lines(path) -> list[dict]:

@@ -1,7 +1,4 @@
-"""Arguments of the commands: inputs, outputs, numbers of images and devices.
-
-The settings that determine an image, such as the temperature, are not in this module. They form the recipe
-(`recipe`).
+"""Arguments of the commands, without the settings that determine an image, which form the recipe (`recipe`).
 
 Each field of a class becomes one option of the command line. This module does not import torch, so that `--help` is
 fast.
@@ -36,20 +33,29 @@ from .prompts import CAPTIONS
 
 PNG = "png"
 WEBDATASET = "webdataset"
-FORMATS = PNG, WEBDATASET
-"""Formats of the images of a list."""
 
 
-def _stride(shard: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
-    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= count:
-        raise AdtError("shard.invalid", shard=shown(shard))
-    return number, count
+class _Sharded:
+    """Arguments with an option `shard`."""
+
+    shard: str
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """The numbers I and N of `shard`.
+
+        Raises:
+            AdtError: If `shard` has another form, or I is not from 1 to N.
+        """
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= number <= count:
+            raise AdtError("shard.invalid", shard=shown(self.shard))
+        return number, count
 
 
 @dataclass(frozen=True)
-class InputArgs(Settings):
+class InputArgs(Settings, _Sharded):
     """Prompts of `generate`. The user sets exactly one of the options `prompt`, `prompts` and `from_png`."""
 
     prompt: str | None = text(None, "Prompt: what the image shows.")
@@ -61,15 +67,6 @@ class InputArgs(Settings):
         "Prompts of a list that are empty or too long: stop before the first image, leave out, or shorten.",
         INVALID_MODES,
     )
-
-    @property
-    def stride(self) -> tuple[int, int]:
-        """The numbers I and N of `shard`.
-
-        Raises:
-            AdtError: If `shard` has another form, or I is not from 1 to N.
-        """
-        return _stride(self.shard)
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class OutputArgs(Settings):
         "FILE.png",
     )
     overwrite: bool = setting(False, "Generate all images of a list again, and replace the files that are there.")
-    format: str = choice(PNG, "Files of a list: single PNGs, or tar files of 1,000 images.", FORMATS)
+    format: str = choice(PNG, "Files of a list: single PNGs, or tar files of 1,000 images.", (PNG, WEBDATASET))
     tokens: Path | None = path("Append the codebook indices of each image, row by row.", "FILE.jsonl")
     trace: Path | None = path("Append the drafts and accepted tokens of each image's rounds.", "FILE.jsonl")
     report: Path | None = path(
@@ -143,17 +140,7 @@ class WorkerArgs(Settings):
 
 @dataclass(frozen=True)
 class GenerateArgs:
-    """All arguments of `generate`.
-
-    Attributes:
-        files: Output files.
-        inputs: Prompts.
-        given: Values of the recipe's options that the user has set, by option name.
-        batch: Number of images.
-        image_to_image: Input images.
-        placement: Device and memory of the models.
-        parallel: Number of worker processes, and the address of a Ray cluster.
-    """
+    """All arguments of `generate`. `given` has the recipe's options that the user has set, by name."""
 
     files: OutputArgs
     inputs: InputArgs
@@ -168,7 +155,7 @@ class GenerateArgs:
 
 
 @dataclass(frozen=True)
-class BenchmarkArgs(Settings):
+class BenchmarkArgs(Settings, _Sharded):
     """Methods, prompts and results of `benchmark`."""
 
     prompts: str = text(
@@ -186,15 +173,6 @@ class BenchmarkArgs(Settings):
     paper: bool = setting(False, "Measure and write the tables of the ADT-Tree paper.", kind=bool)
     shard: str = text("1/1", "Measure only every N-th prompt, from the I-th on; the shards share a folder.", "I/N")
     output: Path = path("Folder for the results; an interrupted benchmark is resumed.", "DIR")
-
-    @property
-    def stride(self) -> tuple[int, int]:
-        """The numbers I and N of `shard`.
-
-        Raises:
-            AdtError: If `shard` has another form, or I is not from 1 to N.
-        """
-        return _stride(self.shard)
 
 
 @dataclass(frozen=True)
@@ -330,7 +308,7 @@ def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
     """Return the paths that the user has given, as pairs of option and path for `images.check_outputs`.
 
     Args:
-        *names: Names of options whose value is a path, several paths, or None. None gives no pair.
+        *names: Names of options whose value is a path, several paths, or None.
     """
     values = ((name, getattr(settings, name)) for name in names)
     lists = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)

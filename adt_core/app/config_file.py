@@ -22,8 +22,6 @@ def command_line(path: Path, options: Mapping[str, Option], command: str) -> lis
 
     Args:
         path: JSON object or TOML file with values by option name, such as `guidance_scale` or `guidance-scale`.
-        options: Declarations of the command's options, by name.
-        command: Name of the command.
 
     Raises:
         AdtError: If the file can't be read, or contains something other than options of the command.

@@ -1,12 +1,8 @@
-"""Conversion of input images to codebook indices ("codes").
-
-There are two kinds of input images: an image to continue, of which a part is kept, and source images to edit.
-"""
+"""Codebook indices ("codes") of input images: an image to continue, of which a part is kept, or images to edit."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
@@ -26,9 +22,6 @@ GLM-Image's processor uses the same values."""
 def check_args(args: ImageToImageArgs) -> None:
     """Check that the arguments are consistent and that the images can be read.
 
-    Args:
-        args: Paths of the input images, and the shares to keep.
-
     Raises:
         AdtError: If an image cannot be read, `keep`, `keep_left` or `mask` is set without an image to continue, or a
             mask is set together with a share to keep.
@@ -46,10 +39,7 @@ def check_args(args: ImageToImageArgs) -> None:
 
 
 def kept_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the codes that every generated image keeps, in the form of `Recipe.kept`.
-
-    Args:
-        args: Path of the image to continue, and its mask or the shares to keep. Without an image, the result is ().
+    """Return the codes that every generated image keeps, in the form of `Recipe.kept`; () without an image to continue.
 
     Raises:
         AdtError: If an image cannot be read, or if the complete image is kept.
@@ -76,20 +66,18 @@ def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     Raises:
         AdtError: If an image cannot be read.
     """
-    return tuple(number for path in args.source for number in _source_codes(path, target))
-
-
-def _source_codes(path: Path, target: Target) -> list[int]:
-    """Return the number of rows, the number of columns, and the codes of one source image as one list."""
-    image = open_rgb(path, "source")
+    numbers: list[int] = []
     side = target.downsample
     shortest, longest = _SOURCE_SIDES
-    scale = max(1.0, shortest / min(image.size))
-    scale = min(scale, longest / max(image.size))
-    columns, rows = (max(1, round(length * scale / side)) for length in image.size)
-    with torch.inference_mode():
-        codes = target.codec.encode(to_pixels(image, rows * side, columns * side))
-    return [rows, columns, *codes.flatten().tolist()]
+    for path in args.source:
+        image = open_rgb(path, "source")
+        scale = max(1.0, shortest / min(image.size))
+        scale = min(scale, longest / max(image.size))
+        columns, rows = (max(1, round(length * scale / side)) for length in image.size)
+        with torch.inference_mode():
+            codes = target.codec.encode(to_pixels(image, rows * side, columns * side))
+        numbers += [rows, columns, *codes.flatten().tolist()]
+    return tuple(numbers)
 
 
 def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) -> int:

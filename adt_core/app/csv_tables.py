@@ -38,9 +38,7 @@ def write_csv(
     """Write a CSV table with a header. Text that a spreadsheet program would run as a formula is escaped.
 
     Args:
-        columns: Names of the columns, in order.
-        rows: For each row, a dictionary from column name to value. If a column is missing, its cell is empty. Keys that
-            are not in `columns` are ignored.
+        rows: Values by column name. Missing columns have empty cells, and keys that are not in `columns` are ignored.
     """
     text = io.TextIOWrapper(file, encoding, "backslashreplace", newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -65,8 +63,8 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
     Args:
         text: CSV or TSV with a header. Quoted cells may contain delimiters and line breaks.
         delimiters: Possible delimiters. The first delimiter with which the header contains a needed column is used.
-        needed: Names of columns. The header must contain at least one of these columns.
-        known: Names of optional columns. Only the error message uses them.
+        needed: Names of columns, of which the header must contain at least one.
+        known: Names of optional columns, for the error message.
 
     Raises:
         ValueError: If the header has no needed column, if quotation marks are unbalanced, or if a row has more cells
@@ -87,9 +85,8 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
 def _cells(text: str, delimiter: str) -> list[list[str]]:
     """Return the cells of a table row by row, without empty rows.
 
-    Quotation marks normally enclose a cell. In the tab-separated file of PartiPrompts, quotation marks are part of the
-    text, as in `"Hi" on a sign`. If the quoting of a tab-separated table is invalid, this function reads the table
-    again and treats quotation marks as text.
+    If the quoting of a tab-separated table is invalid, its quotation marks are part of the text: PartiPrompts has
+    prompts such as `"Hi" on a sign`.
     """
     try:
         return _rows(text, delimiter, csv.QUOTE_MINIMAL)

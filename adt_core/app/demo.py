@@ -28,11 +28,7 @@ def run(placement: Placement) -> str:
 
 
 def explanation(report: Mapping[str, Any]) -> str:
-    """Return the reason for the speed-up on this machine, and what changes it.
-
-    Args:
-        report: Report of the command `generate --compare`.
-    """
+    """Return the reason for the speed-up in a report of `generate --compare`, and what changes it."""
     cost = report["tau"] / report["speedup"]
     return (
         f"Why {report['speedup']:.2f}x: with drafts, a pass gave {report['tau']:.1f} tokens and took {cost:.1f} times "

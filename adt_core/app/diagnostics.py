@@ -1,8 +1,7 @@
-"""Measurements of a model on this machine.
+"""Measurements of a model on this machine, which take about two minutes at most.
 
-They measure the speed of plain decoding and the cost of drafts. They also compare the tokens of each method with the
-tokens of plain decoding. The measurements take about two minutes at most. The module `doctor` formats the results as a
-report.
+They measure the speed of plain decoding and the cost of drafts, and compare the tokens of each method with those of
+plain decoding. The module `doctor` formats the results as a report.
 """
 
 from __future__ import annotations
@@ -39,19 +38,17 @@ PROMPTS = (
 TOKENS = 64
 """Number of tokens per image that each method decodes."""
 MAX_RUN_SECONDS = 8.0
-"""Time in seconds after which the run of one method stops early."""
+"""Time after which the run of one method stops early."""
 MAX_SECONDS = 90.0
-"""Time in seconds since the start of all measurements, after which no further method is measured."""
+"""Time since the start of all measurements, after which no further method is measured."""
 MAX_TURN_SECONDS = 3.0
-"""Time in seconds that plain decoding may take in a turn of the comparison of speeds."""
+"""Time that plain decoding may take in a turn of the comparison of speeds."""
 MIN_TURNS = 3
-"""Minimum number of turns in the comparison of speeds."""
 MAX_TURNS = 8
-"""Maximum number of turns in the comparison of speeds."""
 MAX_RACE_SECONDS = 30.0
-"""Time in seconds after which the comparison of speeds stops, if it had `MIN_TURNS`."""
+"""Time after which the comparison of speeds stops, if it had `MIN_TURNS`."""
 COPY_BYTES = 2**27
-"""Size in bytes of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
+"""Size of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +102,7 @@ class DiagnosticSetup:
         return replace(self.pipeline, recipe=recipe, drafter=drafter)
 
     def decoding(self, pipeline: Pipeline, images: int = 1) -> Decoding:
-        """Return a decoding of the first prompts of `PROMPTS`.
-
-        Args:
-            images: Number of prompts, with one image per prompt.
-        """
+        """Return a decoding of one image for each of the first `images` prompts of `PROMPTS`."""
         rows = self.rows[:images]
         return Decoding(Request.of(self.target, pipeline.recipe, rows, pipeline.drafter, check=self.check))
 
@@ -119,7 +112,7 @@ class DiagnosticSetup:
         The methods run one after the other, so the result is the memory of the method that needs the most.
 
         Args:
-            device: Device of the measurements. None means the device of the model's weights.
+            device: Device of the measurements (default: that of the weights).
         """
         needed = (self.decoding(method, len(self.rows)).memory_required(device) for method in self.methods().values())
         return max(*needed, 2 * COPY_BYTES)
@@ -156,9 +149,8 @@ class Diagnostics:
     """Measurements of a model on this machine. The constructor runs all of them.
 
     Attributes:
-        subject: The model and its settings.
-        runs: Two measurements per method, by the method's name. The first decodes one image. The second decodes a
-            batch of two images. The second prompt of the batch is longer than the first.
+        runs: Two measurements per method, by the method's name: of one image, and of a batch of two images, whose
+            second prompt is longer than the first.
         speedups: Speed-up of each method over plain decoding, by the method's name. The rounds of all methods take
             turns.
         turns: Number of turns that the speed-ups were measured in. In each, every method decodes the first tokens of
@@ -204,18 +196,19 @@ class Diagnostics:
         return self.runs["auto"][0].profile if "auto" in self.runs else None
 
     def is_identical(self, name: str) -> tuple[bool, bool]:
-        """Return whether a method decodes the same tokens as plain decoding.
+        """Return whether a method decodes the same tokens as plain decoding, alone and in a larger batch.
 
         Positions that one of the two methods did not decode are ignored.
-
-        Returns:
-            Two results for the image of the first prompt: decoded as a batch of one, and decoded in a larger batch.
         """
         plain = self.plain.codes[0]
         single, batched = (
             bool(((run.codes[0] == plain) | (run.codes[0] < 0) | (plain < 0)).all()) for run in self.runs[name]
         )
         return single, batched
+
+    def differing(self) -> list[str]:
+        """Return the titles of the methods that decode other tokens than plain decoding."""
+        return [method_title(name) for name in self.runs if not all(self.is_identical(name))]
 
     def _race(self, methods: Mapping[str, Pipeline]) -> dict[str, race.Estimate]:
         """Decode images with all methods in turns, and return the speed-ups over plain decoding."""
@@ -239,8 +232,7 @@ class Diagnostics:
         """Report progress.
 
         Args:
-            number: Index of the method, from 0.
-            count: Number of methods. Each method has two runs: one image, then a batch.
+            number: Index of one of `count` methods. Each method has two runs: one image, then a batch.
             share: Completed share of the current run, 0 to 1.
         """
         if self.subject.progress is not None:

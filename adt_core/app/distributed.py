@@ -30,10 +30,9 @@ from .args import WorkerArgs
 MAX_RESTARTS = 10
 """Maximum number of restarts of a worker. Without a limit, a worker that always fails would be restarted forever."""
 OBJECT_STORE = 128 * 2**20
-"""Size of Ray's object store in bytes.
+"""Size of Ray's object store in bytes. It holds at most one result per worker until this process fetches the result.
 
-The store holds at most one result per worker until this process fetches the result, so a small store is enough. Ray's
-default size is a third of the main memory. In many containers, /dev/shm is too small for that."""
+Ray's default is a third of the main memory. In many containers, /dev/shm is too small for that."""
 CONNECT_TIMEOUT = 5.0
 """Seconds to wait until the cluster accepts a connection."""
 LOAD_NOTICE = 30.0
@@ -69,8 +68,7 @@ def _start_actors(ray: Any, build: Callable[[], Any], args: WorkerArgs, device: 
 
 def _load(ray: Any, actors: list) -> list[Any]:
     """Wait until all workers are loaded, and return their `facts`. Print a message if loading takes long."""
-    facts = [_loading(actor) for actor in actors]
-    loading = facts
+    facts = loading = [_loading(actor) for actor in actors]
     while loading:
         ready, loading = ray.wait(loading, timeout=LOAD_NOTICE)
         ray.get(ready)  # raises a worker's error immediately
@@ -132,12 +130,9 @@ class _Queue:
         self._changed = asyncio.Condition()
 
     async def take(self, worker: int, results: list[Any] | None) -> list[Any]:
-        """Store the results of a worker's last task, and return its next task in a list. [] ends the worker.
+        """Store the results of a worker's last task, or None, and return its next task in a list. [] ends the worker.
 
         While other workers have tasks, an idle worker waits: if one of them fails, its task needs a worker.
-
-        Args:
-            results: Results of the last task, or None for the first.
         """
         async with self._changed:
             if results is not None:
@@ -196,11 +191,7 @@ class _RayActor:
         return self._worker.facts, platform.node()
 
     def work(self, queue: Any, number: int) -> None:
-        """Take tasks from a queue until no task is left.
-
-        Args:
-            number: Number of this worker.
-        """
+        """Take tasks from a queue until no task is left, as the worker with this number."""
         import ray
 
         results = None
@@ -209,10 +200,7 @@ class _RayActor:
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
-    """Import Ray, connect to a cluster, and return the module `ray`.
-
-    Without `ray_address`, start a new cluster on this machine.
-    """
+    """Import Ray, connect to a cluster or start one on this machine, and return the module `ray`."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     address = args.ray_address
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -237,13 +225,10 @@ def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
 
 
 def _resources(ray: Any, device: str, workers: int) -> dict[str, int]:
-    """Return the Ray resources that one worker needs.
-
-    A worker needs one GPU if `device` is "cuda", or if `device` is "auto" and the cluster has GPUs. Otherwise a worker
-    needs one CPU core.
+    """Return the Ray resources that one worker needs: a GPU if it may use one and the cluster has any, else a CPU core.
 
     Raises:
-        AdtError: If the cluster has too few GPUs or CPU cores for all workers.
+        AdtError: If the cluster has too few of them for all workers.
     """
     resources = ray.cluster_resources()
     kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"

@@ -37,9 +37,6 @@ from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
 def run(given: Mapping[str, Any], placement: Placement) -> str:
     """Load a model, measure it, and return the report.
 
-    Args:
-        given: Settings of the recipe, by option name.
-
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
@@ -56,13 +53,7 @@ def allow_kernels() -> None:
 def prepare_diagnosis(
     pipeline: Pipeline, check: Check | None = None, progress: Callable[[float, str], None] | None = None
 ) -> DiagnosticSetup:
-    """Encode the test prompts, and return what :func:`diagnose` measures.
-
-    Args:
-        pipeline: Loaded model with a drafter.
-        check: Cancellation callback. It raises an exception to stop.
-        progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
-    """
+    """Encode the test prompts, and return what :func:`diagnose` measures. Arguments as in `DiagnosticSetup`."""
     return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
@@ -99,7 +90,7 @@ def diagnose(subject: DiagnosticSetup) -> Diagnosis:
 
 
 def _verdict(results: Diagnostics) -> Message:
-    differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
+    differing = results.differing()
     same = message("diagnostics.differs", methods=join(differing, ", ")) if differing else message("diagnostics.same")
     speed = results.speedups.get("auto")
     if speed is None:
@@ -223,7 +214,7 @@ def _methods(results: Diagnostics) -> list[str]:
 
 
 def _identity(results: Diagnostics) -> list[str]:
-    differing = [method_title(name) for name in results.runs if not all(results.is_identical(name))]
+    differing = results.differing()
     lines = []
     if results.invariance.differing:
         lines.append(

@@ -32,7 +32,7 @@ from ..files import inside, is_device, opened, parse_json, read_text, refuse_lin
 from ..messages import Message, message
 from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
-from ..models.repositories import Download, Published, in_gigabytes, licences, page_of
+from ..models.repositories import Download, in_gigabytes, licences, page_of
 from ..run.model_files import default_folder
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
@@ -41,13 +41,8 @@ STATE = ".adt-tree-download"
 PART = ".adt-tree.download"
 """Suffix of a file until all files of its model are complete."""
 _READ = (
-    *(
-        "config.json",
-        "*.safetensors",
-        "*.safetensors.index.json",
-        "pytorch_model*.bin",
-        "pytorch_model*.bin.index.json",
-    ),
+    *("config.json", "*.safetensors", "*.safetensors.index.json"),
+    *("pytorch_model*.bin", "pytorch_model*.bin.index.json"),
     *("tokenizer.json", "text_tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     "scheduler_config.json",
 )
@@ -76,7 +71,6 @@ class DownloadProgress(NamedTuple):
 
 
 OnProgress = Callable[[DownloadProgress], None]
-"""Progress callback."""
 
 
 class DownloadPart(NamedTuple):
@@ -117,14 +111,7 @@ class DownloadPart(NamedTuple):
 
 
 class _File(NamedTuple):
-    """File to download.
-
-    Attributes:
-        repository: "owner/name".
-        commit: Commit hash.
-        listed: File in the list of the repository.
-        place: Final path.
-    """
+    """File to download: its repository "owner/name", its commit, its entry in the list of files, and its final path."""
 
     repository: str
     commit: str
@@ -137,7 +124,6 @@ class _File(NamedTuple):
         return self.place.with_name(f".{self.place.name}.{self.listed.digest[:12]}{PART}")
 
     def arrived(self) -> int:
-        """Return the number of bytes at the path `part`."""
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def __str__(self) -> str:
@@ -150,8 +136,8 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
     Args:
         name: Name of a published model, or of one of its parts, such as "flan-t5-xl".
         home: Folder of all models.
-        drafters: Folder of all drafters. If `home` is called "ar_image", the default is the folder "ar_image_drafters"
-            next to `home`. Otherwise the default is `home` itself.
+        drafters: Folder of all drafters. The default for a `home` called "ar_image" is the folder "ar_image_drafters"
+            next to it, else `home` itself.
 
     Raises:
         AdtError: If no published model or part has this name.
@@ -159,17 +145,15 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
     drafters = drafters or (home.with_name("ar_image_drafters") if home.name == "ar_image" else home)
     rows = [row for row in published() if row.downloads]
     row = find_published(name)
-    parts = [part for one in ([row] if row else rows) for part in _parts(one, home, drafters)]
+    parts = []
+    for one in [row] if row else rows:
+        parts += [DownloadPart(part, home) for part in one.downloads]
+        parts += [DownloadPart(one.drafter, drafters)] if one.drafter is not None else []
     found = parts if row else [part for part in parts if part.download.name.lower() == name.lower()][:1]
     if not found:
         names = ", ".join(row.name for row in rows)
         raise AdtError("download.unknown_model", name=shown(name), names=names)
     return found
-
-
-def _parts(row: Published, home: Path, drafters: Path) -> list[DownloadPart]:
-    drafter = [DownloadPart(row.drafter, drafters)] if row.drafter is not None else []
-    return [*(DownloadPart(part, home) for part in row.downloads), *drafter]
 
 
 def download_terms(parts: Sequence[DownloadPart]) -> Message:
@@ -184,8 +168,7 @@ def download_parts(parts: Sequence[DownloadPart], on_progress: OnProgress, check
     Args:
         parts: Parts of the model. The first part is the model's own repository.
         on_progress: Progress callback, called a few times per second.
-        check: Cancellation callback, called ten times per second. If it raises an exception, the download stops
-            immediately.
+        check: Cancellation callback, called ten times per second.
 
     Raises:
         AdtError: If the Hub rejects the request or cannot be reached, if it lacks files or has others than before, if
@@ -498,8 +481,6 @@ def progress_message(done: int, total: int, rate: float) -> Message:
     """Return the message for a number of bytes that have arrived.
 
     Args:
-        done: Number of downloaded bytes.
-        total: Number of bytes to download.
         rate: Bytes per second; 0 or less if it is not known.
     """
     size, unit = _unit_of(total)
@@ -526,14 +507,10 @@ def list_models() -> str:
 
 
 def run(name: str, to: Path | None = None) -> str:
-    """Download a published model with a progress bar on the console.
+    """Download a published model or one of its parts with a progress bar, and return a line with its path.
 
     Args:
-        name: Name of a published model or of one of its parts.
-        to: Folder of all models. None selects `default_folder()`.
-
-    Returns:
-        A line of text with the path of the model.
+        to: Folder of all models (default: `default_folder()`).
 
     Raises:
         AdtError: If the download fails.

@@ -28,7 +28,7 @@ from ..run.model_files import model_files
 from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import PART_FACTOR, public_name, split
 from ..run.stats import ComparedTotals
-from ..run.store import Identity, PngStore, Store, clashing_images
+from ..run.store import PngStore, Store, clashing_images
 from ..run.truncation import RAISE
 from ..settings import ORIGINAL_SCRIPT
 from . import continuation, workers
@@ -40,7 +40,7 @@ from .prompt_remarks import remarks
 from .prompts import blank_note, non_blank, read_all
 
 MAX_LISTED = 20
-"""Maximum number of invalid prompts that the summary lists."""
+"""Number of invalid prompts that the summary lists."""
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """Suffixes that the folder of a list may not have: the user probably expects one image."""
 
@@ -94,7 +94,11 @@ def _entries(args: GenerateArgs) -> tuple[list[PromptEntry], str]:
 def _check_files(plan: GeneratePlan) -> None:
     """Raise AdtError if an output file cannot be written, or would replace an input file or a foreign file."""
     files = plan.args.files
-    _check_output(files.output, plan.is_list)
+    suffix = files.output.suffix.lower()
+    if plan.is_list and suffix in _IMAGE_SUFFIXES:
+        raise AdtError("output.is_image", path=files.output)
+    if not plan.is_list and suffix != ".png":
+        raise AdtError("output.not_png", path=files.output)
     for name, path in given_paths(files, "tokens", "trace", "report"):
         if not path.name:
             raise AdtError("file.is_folder", input=name, path=path)
@@ -110,15 +114,6 @@ def _check_files(plan: GeneratePlan) -> None:
     check_outputs([*(("output", path) for path in _images(plan, others)), *lines], sources)
     for name, path in _line_files(plan).items():
         check_lines(shard_path(path, plan.jobs.shard), name)
-
-
-def _check_output(output: Path, is_list: bool) -> None:
-    """Raise AdtError if the name of the output does not fit."""
-    suffix = output.suffix.lower()
-    if is_list and suffix in _IMAGE_SUFFIXES:
-        raise AdtError("output.is_image", path=output)
-    if not is_list and suffix != ".png":
-        raise AdtError("output.not_png", path=output)
 
 
 def _images(plan: GeneratePlan, others: Sequence[Path]) -> list[Path]:
@@ -153,15 +148,10 @@ def _line_outputs(plan: GeneratePlan) -> list[tuple[str, Path]]:
 
 
 def run(plan: GeneratePlan, copy: Callable[[], None] = lambda: None) -> str:
-    """Load the models, decode the missing images, and write the files.
-
-    Each image is written as soon as it is finished.
+    """Load the models, decode the missing images, write each as soon as it is finished, and return a summary.
 
     Args:
         copy: Called after the images of each step are written.
-
-    Returns:
-        Summary for the user.
     """
     began = perf_counter()
     jobs = plan.jobs
@@ -174,7 +164,9 @@ def run(plan: GeneratePlan, copy: Callable[[], None] = lambda: None) -> str:
         _marked(plan) as marked,
         workers.start_workers(partial(GenerateWorker, marked), parallel, device, len(jobs)) as (loaded, mapped),
     ):
-        facts = _common(loaded)
+        facts = loaded[0]
+        if len({worker.identity.key for worker in loaded}) > 1:
+            raise AdtError("workers.other_weights")
         output = _Output(plan, facts)
         missing = output.missing()
         missing.sort(key=lambda number: repr(jobs.job(number).settings))  # equal settings share a batch
@@ -212,13 +204,6 @@ def _marked(plan: GeneratePlan) -> Iterator[GeneratePlan]:
             output.rmdir()
 
 
-def _common(loaded: Sequence[GenerateFacts]) -> GenerateFacts:
-    """Return the facts of all workers, which must have loaded the same weights."""
-    if len({facts.identity.key for facts in loaded}) > 1:
-        raise AdtError("workers.other_weights")
-    return loaded[0]
-
-
 class _SingleFiles:
     """Store of the images of a single prompt, which are always generated."""
 
@@ -250,21 +235,18 @@ def _single_path(output: Path, jobs: JobList, number: int) -> Path:
     return output.with_name(f"{output.stem}-{number:04}.png") if jobs.count > 1 else output
 
 
-def _store(plan: GeneratePlan, identity: Identity) -> Store:
-    files = plan.args.files
-    if not plan.is_list:
-        return _SingleFiles(plan.jobs, files.output)
-    kind = tars.TarStore if files.format == WEBDATASET else PngStore
-    return kind(plan.jobs, files.output, identity, files.overwrite)
-
-
 class _Output:
     """Files and remarks of a run."""
 
     def __init__(self, plan: GeneratePlan, facts: GenerateFacts):
         self._plan = plan
         self._facts = facts
-        self._store = _store(plan, facts.identity)
+        files = plan.args.files
+        if plan.is_list:
+            kind = tars.TarStore if files.format == WEBDATASET else PngStore
+            self._store: Store = kind(plan.jobs, files.output, facts.identity, files.overwrite)
+        else:
+            self._store = _SingleFiles(plan.jobs, files.output)
         self._lines = {
             name: ImageLines(path, plan.jobs, facts.identity.expected) for name, path in _line_files(plan).items()
         }

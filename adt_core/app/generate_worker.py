@@ -21,7 +21,6 @@ from ..run.resolve import Hardware, resolve_recipe
 from ..run.runner import Finished
 from ..run.store import Identity, file_name
 from ..run.truncation import RAISE
-from ..trace import Trace
 from . import continuation
 from .args import GenerateArgs
 from .training_domain import domain_warning
@@ -89,13 +88,7 @@ class FinishedImage(NamedTuple):
 
 
 class GenerateStep(NamedTuple):
-    """Item that a worker yields.
-
-    Attributes:
-        tokens: Number of tokens that were decoded.
-        images: Finished images.
-        left_out: Jobs that are not decoded, with the reason.
-    """
+    """Number of decoded tokens, finished images, and jobs that are not decoded, with the reason."""
 
     tokens: int = 0
     images: Sequence[FinishedImage] = ()
@@ -104,9 +97,6 @@ class GenerateStep(NamedTuple):
 
 class GenerateWorker:
     """Worker that loads the models of a plan and decodes images.
-
-    Attributes:
-        facts: Facts about the loaded models.
 
     Raises:
         AdtError: If a file or a prompt does not fit the model.
@@ -170,9 +160,6 @@ class GenerateWorker:
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerateStep]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.
 
-        Args:
-            numbers: Numbers of the images.
-
         Yields:
             The outcome of each round. With ``compare``, the images come last.
         """
@@ -222,7 +209,10 @@ class GenerateWorker:
             compared = {"plain": plain.figures, "identical": plain.codes == finished.codes}
         listed = finished.listed(self.facts.identity.of_job(finished.job).key, **compared)
         result = finished.result(**(listed if self._plan.is_list else {}))
-        trace = _trace(result.trace) if self._plan.args.files.trace else {}
+        trace: dict[str, Any] = {}
+        if self._plan.args.files.trace:  # its rounds are numbered from 0, whatever images were decoded before it
+            rounds = [replace(round, index=index) for index, round in enumerate(result.trace.rounds)]
+            trace = replace(result.trace, rounds=rounds).to_json()
         png = result.png
         if self._writes:
             write_in(self._plan.args.files.output, file_name(finished.job.number), png)
@@ -232,9 +222,3 @@ class GenerateWorker:
 def _row(job: Job) -> str:
     """Return a key by which jobs with equal settings are decoded together."""
     return repr(job.settings)
-
-
-def _trace(trace: Trace) -> dict[str, Any]:
-    """Return the trace of an image. Its rounds are numbered from 0, whatever images were decoded before it."""
-    rounds = [replace(round, index=index) for index, round in enumerate(trace.rounds)]
-    return replace(trace, rounds=rounds).to_json()

@@ -33,12 +33,9 @@ _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Listed(NamedTuple):
-    """File in the list of a repository.
+    """File in the list of a repository, with its size in bytes.
 
-    Attributes:
-        path: Path in the repository.
-        size: Size in bytes.
-        digest: Hash in hexadecimal digits. 64 digits are the SHA-256 of the file, 40 digits the SHA-1 of the git blob.
+    `digest` has 64 hexadecimal digits for the SHA-256 of the file, or 40 for the SHA-1 of the git blob.
     """
 
     path: str
@@ -80,7 +77,6 @@ def list_files(repository: str, commit: str, check: Check) -> tuple[str, list[Li
     """Request the commit hash and the files of a repository.
 
     Args:
-        repository: "owner/name".
         commit: Commit hash; "" for the newest commit.
 
     Raises:
@@ -159,10 +155,6 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
 
     A thread reads from the network, and the caller does everything else. So the caller can stop at any time, even while
     the server is silent. The thread then ends after the timeout at the latest.
-
-    Args:
-        headers: Headers to send in addition to the user's token.
-        repository: "owner/name".
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers

@@ -1,7 +1,4 @@
-"""The command ``inspect``: describes a checkpoint without loading its weights.
-
-The description uses only the checkpoint's configuration and the headers of its weights files.
-"""
+"""The command ``inspect``: describes a checkpoint by its configuration and the headers of its weights files."""
 
 from __future__ import annotations
 
@@ -43,13 +40,7 @@ _PROMPT_TOKENS = 64
 
 
 def inspect(path: str) -> list[dict]:
-    """Describe the checkpoints at a path.
-
-    Args:
-        path: Folder or file of a target or a drafter. "bundled" selects both the bundled target and its drafter.
-
-    Returns:
-        One dictionary per checkpoint, with values that JSON supports.
+    """Describe the checkpoints at a path, with values that JSON supports. "bundled" has both a target and a drafter.
 
     Raises:
         AdtError: If there is no checkpoint at the path.
@@ -92,11 +83,9 @@ def _describe(checkpoint: Checkpoint) -> dict:
 
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Describe a target.
+    """Return the description of a target, an `Entry` per parameter, and name prefixes of tensors that loading ignores.
 
-    Returns:
-        Three values: the description, the `Entry` of each parameter, and the name prefixes of tensors that loading
-        ignores. An `Entry` names the tensors of the checkpoint from which a parameter is loaded.
+    An `Entry` names the tensors of the checkpoint from which a parameter is loaded.
     """
     refuse_kind(checkpoint)
     family = family_of(checkpoint)
@@ -148,7 +137,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Describe an EAGLE drafter. The result has the same three values as the result of `_target`."""
+    """Return the three values of `_target` for an EAGLE drafter."""
     refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()
@@ -169,11 +158,7 @@ def _decoder_figures(config: DecoderConfig) -> dict:
 
 
 def as_text(figures: dict) -> str:
-    """Format a description as aligned lines for a terminal.
-
-    Args:
-        figures: Description from `inspect`.
-    """
+    """Format a description from `inspect` as aligned lines for a terminal."""
     shown = dict(figures)
     for name in {"grid", "pixels", "codebook"} & shown.keys():
         shown[name] = " x ".join(map(str, shown[name]))

@@ -5,6 +5,7 @@ The manifest lists the images of all shards, so shards that share a folder write
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import AdtError
@@ -19,23 +20,15 @@ _ENCODING = "utf-8-sig"  # otherwise some spreadsheet programs would read the ta
 
 
 def check_manifest(folder: Path) -> None:
-    """Check that no foreign file of a folder has the name of the manifest.
-
-    Raises:
-        AdtError: If there is such a file.
-    """
+    """Raise AdtError if a foreign file of a folder has the name of the manifest."""
     path = folder / MANIFEST
-    if path.exists() and not is_link(path) and not _is_manifest(path):
-        raise AdtError("output.not_manifest", path=path)
-
-
-def _is_manifest(path: Path) -> bool:
+    if not path.exists() or is_link(path):
+        return
     header = ",".join(_COLUMNS).encode(_ENCODING)
-    try:
-        with opened(path) as file:
-            return file.read(len(header)) == header
-    except OSError:
-        return False
+    with suppress(OSError), opened(path) as file:
+        if file.read(len(header)) == header:
+            return
+    raise AdtError("output.not_manifest", path=path)
 
 
 def write_manifest(folder: Path, jobs: JobList) -> None:

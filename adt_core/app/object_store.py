@@ -123,16 +123,15 @@ class Mirror:
 
         Args:
             complete: Whether to copy also lines that are less than a minute old.
-
-        Raises:
-            AdtError: If a URL cannot be reached.
         """
         with_lines = complete or time.monotonic() - self._lines_pushed > LINES_INTERVAL
         if with_lines:
             self._lines_pushed = time.monotonic()
         present = [path for path in list_visible(self._folder, "**/*") if path.is_file()]
         changed = [path for path in present if _state(path) != self._states.get(path)]
-        wanted = [path for path in changed if self._is_pushed(path) and (with_lines or path.suffix != ".jsonl")]
+        # A shard knows only its own tars, so the run without shards lists them in the index.
+        omitted = INDEX if self._shard[1] > 1 else ""
+        wanted = [path for path in changed if path.name != omitted and (with_lines or path.suffix != ".jsonl")]
         for tar in (path for path in wanted if is_tar(path.name)):
             self._push_tar(tar)
         others = [path for path in wanted if not is_tar(path.name)]
@@ -141,18 +140,20 @@ class Mirror:
         for path in self._states.keys() - set(present):
             self._delete(path)
 
-    def _is_pushed(self, path: Path) -> bool:
-        # A shard knows only its own tars, so the run without shards lists them.
-        return path.name != INDEX or self._shard[1] == 1
-
     def _push_tar(self, path: Path) -> None:
-        """Copy a tar, and its records, which then replace the tar in the mirror.
+        """Copy a tar, and a tar with only its records, which then replaces it in the mirror.
 
         The state is stored before the tar is replaced. So an interrupted run never copies the records over the tar.
         """
         self._put({path: self._url(path)})
         records = self._folder / f".{RECORDS}.tar"
-        write(records, _records(path))
+        content = BytesIO()
+        with opened(path) as file, tarfile.TarFile(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, record in small_members(file, ".json"):
+                member = tarfile.TarInfo(name)
+                member.size = len(record)
+                tar.addfile(member, BytesIO(record))
+        write(records, content.getvalue())
         self._put({records: self._url(_records_path(path))})
         os.truncate(records, path.stat().st_size)
         self._states[path] = _state(records)
@@ -194,7 +195,9 @@ class Mirror:
         """
         url = url_of(folder) or ""
         with _store(url) as (store, root):
-            found = _listed(store, root, depth)
+            store.invalidate_cache()
+            listed: Mapping[str, Any] = store.find(root, maxdepth=depth, detail=True)
+            found = {name.removeprefix(root).lstrip("/"): facts["size"] for name, facts in listed.items()}
             sources = {name: _source(name, found) for name in sorted(found) if is_wanted(name)}
             paths = {name: self._path(f"{url}/{name}") for name in sources}
             store.get([f"{root}/{source}" for source in sources.values()], [str(path) for path in paths.values()])
@@ -244,13 +247,6 @@ def _store(url: str) -> Iterator[tuple[Any, str]]:
         raise AdtError("object_store.unreachable", url=url, reason=str(error) or type(error).__name__) from error
 
 
-def _listed(store: Any, folder: str, depth: int | None) -> dict[str, int]:
-    """Return the size of each object below a folder, by its path relative to the folder."""
-    store.invalidate_cache()
-    found: Mapping[str, Any] = store.find(folder, maxdepth=depth, detail=True)
-    return {name.removeprefix(folder).lstrip("/"): facts["size"] for name, facts in found.items()}
-
-
 def _source(name: str, found: Container[str]) -> str:
     """Return the object to read instead of an object: the records of a tar, if they are there."""
     records = f"{RECORDS}/{name}"
@@ -264,14 +260,3 @@ def _state(path: Path) -> tuple[int, int]:
 
 def _records_path(path: Path) -> Path:
     return path.parent / RECORDS / path.name
-
-
-def _records(path: Path) -> bytes:
-    """Return a tar with only the records of the images of a tar."""
-    content = BytesIO()
-    with opened(path) as file, tarfile.TarFile(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, record in small_members(file, ".json"):
-            member = tarfile.TarInfo(name)
-            member.size = len(record)
-            tar.addfile(member, BytesIO(record))
-    return content.getvalue()

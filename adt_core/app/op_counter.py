@@ -1,7 +1,6 @@
-"""Counter of PyTorch operations that cost time on the host.
+"""Counter of PyTorch operations that cost time on the host: they launch a kernel, or the host waits for their result.
 
-The counter distinguishes two kinds of operations: operations that launch a GPU kernel, and operations whose result the
-host must wait for. An operation can be of both kinds.
+An operation can be of both kinds.
 """
 
 from __future__ import annotations
@@ -20,20 +19,12 @@ FREE_OPS |= {"lift_fresh", "is_same_size"}
 
 
 def op_name(func) -> str:
-    """Return the name of an ATen operation without namespace and overload. For `aten.add.Tensor`, it is "add".
-
-    Args:
-        func: Operation as `__torch_dispatch__` receives it.
-    """
+    """Return the name of an ATen operation without namespace and overload. For `aten.add.Tensor`, it is "add"."""
     return func._schema.name.removeprefix("aten::")
 
 
 def launches_work(func) -> bool:
-    """Return whether an operation launches a kernel.
-
-    Args:
-        func: Operation as `__torch_dispatch__` receives it.
-    """
+    """Return whether an operation, as `__torch_dispatch__` receives it, launches a kernel."""
     aliases = (result.alias_info for result in func._schema.returns)
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
     return not is_view and op_name(func) not in FREE_OPS

@@ -13,12 +13,7 @@ LINE_INTERVAL = 60.0
 
 
 class RunProgress:
-    """Progress of the images of a run, on standard error.
-
-    Attributes:
-        done: Number of finished images.
-        left_out: Number of images that are not generated because their prompts are invalid.
-    """
+    """Progress of the images of a run, on standard error."""
 
     def __init__(self, images: int, tokens_per_image: int, is_list: bool, present: int = 0):
         """Start the clock.

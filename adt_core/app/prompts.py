@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from ..files import (
 from ..messages import message
 from ..recipe import Recipe
 from ..run.jobs import PromptEntry
-from ..settings import MAX_SEED, Option
+from ..settings import MAX_SEED
 from ..untrusted import Kind, record
 from .csv_tables import read_table
 from .parquet import read_rows
@@ -37,7 +36,6 @@ PROMPT_FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 
 The command line also reads `PARQUET`."""
 PARQUET = ".parquet"
-"""Suffix of tables in the format Parquet."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
 EXAMPLE_CAPTIONS = BUNDLED_CAPTIONS.with_name("captions_example.json")
@@ -58,12 +56,7 @@ _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _HEAD = 4096
 """Number of bytes from which the kind of a file is guessed."""
-_ZIPPED = {
-    ".docx": "kind.docx",
-    ".xlsx": "kind.xlsx",
-    ".odt": "kind.odt",
-    ".ods": "kind.ods",
-}
+_ZIPPED = {".docx": "kind.docx", ".xlsx": "kind.xlsx", ".odt": "kind.odt", ".ods": "kind.ods"}
 """Formats of office documents, by suffix. Files of these formats are zip archives."""
 MAX_ENTRIES = 1_000_000
 """Maximum number of prompts of a file. Each needs about 300 bytes of memory."""
@@ -81,19 +74,12 @@ _WINDOW = 2**18
 _ANY = Kind("a text", "texts", lambda value: True)
 _KEY = Kind("a whole number", "whole numbers", lambda value: type(value) is int)
 _ANNOTATION = record({"image_id": _KEY, "id": _KEY, "caption": _ANY})
+_OPTIONS = Recipe.options()
 _Item = TypeVar("_Item")
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
-    """Return the texts of the prompts in a file, without blank prompts.
-
-    Args:
-        path: File in one of the formats that `read_all` supports.
-        caption: One of `CAPTIONS`.
-
-    Raises:
-        AdtError: If the file cannot be read or all prompts are blank.
-    """
+    """Return the texts of the prompts in a file, without blank prompts. Arguments and errors as in `read_all`."""
     return [prompt.text for prompt in non_blank(read_all(path, caption))]
 
 
@@ -136,12 +122,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0], check: Check = lambda
 
 
 def _read_text_file(path: Path) -> str:
-    """Return the content of a file of prompts.
-
-    Raises:
-        OSError: If the file cannot be read.
-        AdtError: If the content is not UTF-8 text.
-    """
+    """Return the content of a file of prompts. Raise AdtError if it is not UTF-8 text."""
     with opened(path) as file:
         head = file.read(_HEAD)
     kind = foreign_text(head)
@@ -168,11 +149,7 @@ def _entries(text: str, suffix: str, caption: str) -> Iterator[PromptEntry]:
 
 
 def _collect(entries: Iterable[PromptEntry], check: Check) -> list[PromptEntry]:
-    """Return the entries without surrounding white space, and with ids of limited length.
-
-    Raises:
-        AdtError: If there are more than `MAX_ENTRIES`.
-    """
+    """Return the entries, at most `MAX_ENTRIES`, without surrounding white space, and with ids of limited length."""
     prompts: list[PromptEntry] = []
     for id, text, seed, settings in entries:
         if len(prompts) % _PER_CHECK == 0:
@@ -256,12 +233,7 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
 
 
 def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
-    """Return a random sample of the items, in random order.
-
-    Args:
-        count: Maximum size of the sample.
-        seed: Seed of the selection and the order.
-    """
+    """Return a random sample of at most `count` items, in random order."""
     order = np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64))).permutation(len(prompts))
     return [prompts[i] for i in order[:count]]
 
@@ -318,14 +290,11 @@ def _captions(values: Any, caption: str) -> list[PromptEntry]:
 
 
 def _entry(value: Any, where: str, number: int) -> PromptEntry:
-    """Return the prompt of a JSON value: a text, an object, or null for a blank prompt.
+    """Return the prompt of a JSON value: a text, an object, or null for a blank prompt. Raise ValueError for others.
 
     Args:
         value: The value. In an object, names of keys may be in upper or lower case.
         number: Id of a prompt without an id.
-
-    Raises:
-        ValueError: If the value is anything else, or an object without a prompt.
     """
     if not isinstance(value, dict):
         return PromptEntry(str(number), _text(value, where))
@@ -356,12 +325,8 @@ def _prompt(number: int, text: str, fields: Mapping[str, Any], where: str) -> Pr
 
 
 def _setting(name: str, value: Any, where: str) -> Any:
-    """Return the value of a setting.
-
-    Raises:
-        ValueError: If it is not valid.
-    """
-    option = _option(name)
+    """Return the value of a setting. Raise ValueError if it is not valid."""
+    option = _OPTIONS[name]
     found = value
     if name == "size":
         match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -377,11 +342,6 @@ def _setting(name: str, value: Any, where: str) -> Any:
             f"{where} is {shown(value)}; expected: {expected}, or another name if the column means something else"
         ) from error
     return found
-
-
-@cache
-def _option(name: str) -> Option:
-    return Recipe.options()[name]
 
 
 def _text(value: Any, where: str) -> str:
@@ -408,17 +368,11 @@ def _is_rounded(value: Any, number: Decimal) -> bool:
 
     Spreadsheets show large numbers with six digits, such as 1.23457E+18. Floating-point numbers above 2**53 are
     rounded, and a column of pandas with a missing value has such numbers.
-
-    Args:
-        value: The value in the list.
-        number: Its number.
     """
     if isinstance(value, float):
         return number > 2**53
-    exponent = number.as_tuple().exponent
-    return (
-        "e" in str(value).lower() and isinstance(exponent, int) and exponent > 0 and len(number.as_tuple().digits) >= 6
-    )
+    _, digits, exponent = number.as_tuple()
+    return "e" in str(value).lower() and isinstance(exponent, int) and exponent > 0 and len(digits) >= 6
 
 
 def _seed(value: Any, where: str) -> int | None:

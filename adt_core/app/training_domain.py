@@ -10,11 +10,10 @@ from ..messages import Message, join, message
 from ..models.target import Target, Words
 
 _MAX_WORDS = 10
-"""Maximum number of unknown words that a warning lists."""
+"""Number of unknown words that a warning lists."""
 _MAX_WORD_LENGTH = 20
-"""Maximum number of characters of a listed word."""
 _MAX_REPEATED = 3
-"""Maximum number of objects in a warning about objects that are drawn too rarely."""
+"""Number of objects in a warning about objects that are drawn too rarely."""
 _MAX_ADJECTIVES = 3
 """Maximum number of words from a number to its noun, the number included, as in "two small red boats"."""
 _NUMBERS = "one two three four five six seven eight nine ten".split()
@@ -30,18 +29,13 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _WORD_PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 """Pattern of a word, which may contain digits and apostrophes."""
 _TOLERANCE = 0.8
-"""Tolerance in comparisons of pixel counts.
+"""Two pixel counts are treated as equal if the smaller one divided by the larger one is at least this.
 
-Two counts are treated as equal if the smaller count divided by the larger count is at least `_TOLERANCE`. Sizes are
-rounded to complete grid cells, so images with different aspect ratios have slightly different counts."""
+Sizes are rounded to complete grid cells, so images with different aspect ratios have slightly different counts."""
 
 
 def domain_warning(target: Target, prompts: Sequence[str]) -> str:
-    """Return a warning about the image size and the prompts of a run, or "" if the model was trained for them.
-
-    Args:
-        target: Target whose grid has the image size of the run.
-    """
+    """Return a warning about the prompts of a run and the size of the target, or "" if it was trained for them."""
     return join((_prompt_warning(target, prompts), _size_warning(target)))
 
 
@@ -77,22 +71,20 @@ def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
     repeated = list(dict.fromkeys(part for _, listed in missing for part in listed))
     known = words.things | words.scenery
     blind = sum(bool(prompt.strip()) and known.isdisjoint(_LETTERS.findall(prompt.lower())) for prompt in prompts)
-    return join(
-        (
-            _not_drawn(unknown, repeated, sum(any(listed) for listed in missing), len(prompts)),
-            _nothing_known(blind, len(prompts)),
-        )
+    total = len(prompts)
+    not_drawn = _not_drawn(unknown, repeated, sum(any(listed) for listed in missing), total)
+    nothing = (
+        message("prompts.nothing_known", count=blind, total=total) if total > 1 else message("prompt.nothing_known")
     )
+    return join((not_drawn, nothing if blind else ""))
 
 
 def _not_drawn(unknown: Sequence[str], repeated: Sequence[Message], count: int, total: int) -> str:
-    """Return the sentence about unknown words and objects that are drawn too few times.
+    """Return the sentence about unknown words and objects that are drawn too few times, in `count` of `total` prompts.
 
     Args:
         unknown: Unknown words of all prompts.
         repeated: Parts about objects; see `_repeated`.
-        count: Number of prompts with unknown words or such objects.
-        total: Number of all prompts of the run.
     """
     if not count:
         return ""
@@ -103,13 +95,6 @@ def _not_drawn(unknown: Sequence[str], repeated: Sequence[Message], count: int, 
     return join((start, things, message("prompt.and_others") if is_cut else "", message("prompt.end")), "")
 
 
-def _nothing_known(count: int, total: int) -> str:
-    """Return the sentence about `count` prompts of `total` that name nothing that the model knows, or ""."""
-    if not count:
-        return ""
-    return message("prompt.nothing_known") if total == 1 else message("prompts.nothing_known", count=count, total=total)
-
-
 def _unknown(words: Words, prompt: str) -> list[str]:
     """Return the words of a prompt that the vocabulary lacks, in lower case and without a possessive ending."""
     unknown = []
@@ -117,7 +102,7 @@ def _unknown(words: Words, prompt: str) -> list[str]:
         parts = [part for part in _LETTERS.findall(text) if len(part) > 1 or not part.isascii()]  # no "k" of "4k"
         is_number = text in _COUNTS or text in _MANY
         if parts and not is_number and not any(part in words for part in parts):
-            unknown.append(_shorten(re.sub("['’]s?$", "", text), _MAX_WORD_LENGTH))
+            unknown.append(_shorten(re.sub("['’]s?$", "", text)))
     return unknown
 
 
@@ -137,11 +122,11 @@ def _repeated(words: Words, prompt: str) -> list[Message]:
         if number == "1":
             continue
         missing = _COUNTS.get(number) or (str(int(number) - 1) if number else "")
-        name = _shorten(text, _MAX_WORD_LENGTH)
+        name = _shorten(text)
         some = message("prompt.fewer", missing=missing, count=number, things=name)
         parts.append(some if number else message("prompt.single", things=name))
     return parts
 
 
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_WORD_LENGTH else f"{text[: _MAX_WORD_LENGTH - 1]}…"

@@ -1,8 +1,7 @@
 """Workers, which compute the parts of a run: one in this process, or several with `--workers` and `--ray-address`.
 
-A worker holds loaded models. The input of a worker is a task, such as the index of a prompt or a list of images. Its
-output is the results of this task. Without Ray, one worker runs in this process. With Ray, :mod:`.distributed` starts
-the workers.
+The input of a worker is a task, such as the index of a prompt or a list of images. Its output is the results of this
+task. With Ray, :mod:`.distributed` starts the workers.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ from .args import WorkerArgs
 
 
 class DistributedWorker(Protocol):
-    """Worker: an object that holds loaded models and computes the results of a task.
-
-    Attributes:
-        facts: Information about the loaded worker, such as remarks on the prompts.
-    """
+    """Object that holds loaded models and computes the results of a task. `facts` has information about the models."""
 
     facts: Any
 
@@ -30,20 +25,14 @@ class DistributedWorker(Protocol):
 
 
 def check_args(args: WorkerArgs, prompts: object) -> None:
-    """Check that workers have prompts to share and that Ray is installed.
-
-    Args:
-        args: Number of workers and address of the cluster. If the run does not use Ray, nothing is checked.
-        prompts: File of prompts, or None.
-
-    Raises:
-        AdtError: If the file of prompts is missing or Ray is not installed.
-    """
-    if args.uses_ray and not prompts:
+    """Raise AdtError if workers on Ray have no file of prompts to share, or Ray is not installed."""
+    if not args.uses_ray:
+        return
+    if not prompts:
         raise AdtError("workers.without_list")
-    if args.uses_ray and importlib.util.find_spec(f"{__package__}.distributed") is None:
+    if importlib.util.find_spec(f"{__package__}.distributed") is None:
         raise AdtError("workers.left_out")
-    if args.uses_ray and importlib.util.find_spec("ray") is None:
+    if importlib.util.find_spec("ray") is None:
         raise AdtError("workers.no_ray", command=pip_install("ray"))
 
 
@@ -55,7 +44,6 @@ def start_workers(
 
     Args:
         build: Function that creates a worker. Ray pickles the function and sends it to every process.
-        args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
         count: Maximum number of tasks. At most `count` workers are started.
 

@@ -57,11 +57,8 @@ WARM_UP = 8
 def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
     """Return all available drafters by their names in `Preset.source`.
 
-    Drafters that need no files, such as "jacobi", are always available. If there is a drafter network, "network" is the
+    Drafters that need no files, such as "jacobi", are always available. If `drafter` has a network, "network" is the
     network without a Jacobi window, and "network+jacobi" is the network with one.
-
-    Args:
-        drafter: Drafter with a network; None if there is no network.
     """
     drafters = {name: make() for name, make in DRAFTERS.items()}
     network = without_window(drafter) if drafter is not None else None
@@ -71,16 +68,15 @@ def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
 
 
 def has_network(drafter: Drafter | None) -> bool:
-    """Return whether there is a drafter network, which most methods need. It has the argument of `drafters_by_name`."""
+    """Return whether a drafter has a network, which most methods need."""
     return NETWORK in drafters_by_name(drafter)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Prompts and methods to compare.
+    """Prompts and methods to compare. Each method generates one image per prompt.
 
     Attributes:
-        prompts: Prompts. Each method generates one image per prompt.
         methods: Names of the methods to compare with plain decoding.
         recipe: Settings that all methods share. Methods that need a drafter network use the recipe's drafter. The
             settings of LANTERN apply only to methods with the suffix `+lantern`.
@@ -108,10 +104,7 @@ class Benchmark:
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
     def pipelines(self, loaded: Pipeline) -> dict[str, Pipeline]:
-        """Return a pipeline for each method, by name.
-
-        Args:
-            loaded: Model and drafter that the user has chosen.
+        """Return a pipeline for each method, by name, with the model and drafter that the user has chosen.
 
         Raises:
             AdtError: If a method needs a drafter network, but the drafter has no network.
@@ -186,7 +179,6 @@ class BenchmarkWorker:
 
     Args:
         pipelines: Result of `Benchmark.pipelines`.
-        check: Cancellation callback; it may raise an exception.
         progress: Progress callback of :func:`.race.turn`.
         warming: Progress callback of the warm-up, which is called in the same way.
 
@@ -315,27 +307,12 @@ def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
     return {"prompt": number, "text": prompt, "runs": runs}
 
 
-def _common_settings(settings: dict, others: list[dict]) -> dict:
-    """Return the settings of the benchmark. Raise AdtError if the settings of the machines differ."""
-    pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
-    differing = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
-    if differing:
-        raise AdtError("benchmark.other_machines", names=", ".join(differing))
-    return settings
-
-
 def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> Benchmark:
-    """Check the arguments before a model is loaded.
+    """Check the arguments before a model is loaded, and return the benchmark without metrics.
 
     Args:
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
-
-    Returns:
-        The benchmark, with `metrics` empty.
-
-    Raises:
-        AdtError: If an argument is invalid.
     """
     workers.check_args(parallel, args.prompts)
     _ = args.stride  # raises an error if it is not valid
@@ -352,14 +329,10 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
 def run(
     args: BenchmarkArgs, quality_args: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], placement: Placement
 ) -> str:
-    """Run a benchmark and write its report.
+    """Run a benchmark, write its report, and return it in Markdown with the paths of the files.
 
     Args:
-        quality_args: Paths of the weights for quality metrics.
         given: Settings of the recipe, by option name.
-
-    Returns:
-        The report in Markdown, followed by the paths of the files.
 
     Raises:
         AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
@@ -374,7 +347,10 @@ def run(
     build = partial(load, benchmark, placement)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
     with workers.start_workers(build, parallel, device, count) as ((own, *others), mapped):
-        settings = _common_settings(own, others) | {"metrics": list(metrics.images)}
+        pairs = [(name, value, other[name]) for other in others for name, value in own.items()]
+        if differing := [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]:
+            raise AdtError("benchmark.other_machines", names=", ".join(differing))
+        settings = own | {"metrics": list(metrics.images)}
         settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
         first, step = args.stride
         mine = range(count)[first - 1 :: step]
@@ -384,18 +360,14 @@ def run(
                 records.append(record)
                 bar.update(record["prompt"] in mine)  # other shards' records don't count
     table, paths = write_results(benchmark, records, settings, folder, metrics)
-    if len(records) < count:
-        table += f"\n{len(records)} of {count} prompts are measured; {REMAINING}"
+    table += _missing(records, count)
     has_plots = any(path.suffix == ".png" for path in paths)
     remedy = "" if has_plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy
 
 
 def merge(folder: Path) -> str:
-    """Write the report of all shards in a folder. It has no scores of all images together, such as FID.
-
-    Returns:
-        The report in Markdown.
+    """Write and return the report of all shards in a folder. It has no scores of all images together, such as FID.
 
     Raises:
         AdtError: If the folder contains no valid results, or a file cannot be written.
@@ -405,22 +377,17 @@ def merge(folder: Path) -> str:
     if not records:
         raise AdtError("benchmark.no_results", folder=folder)
     table, _ = report.write(records, settings, folder)
-    count = len(settings["prompts"])
-    missing = f"\n{len(records)} of {count} prompts are measured; {REMAINING}" if len(records) < count else ""
-    return table + missing
+    return table + _missing(records, len(settings["prompts"]))
+
+
+def _missing(records: list[dict], count: int) -> str:
+    return f"\n{len(records)} of {count} prompts are measured; {REMAINING}" if len(records) < count else ""
 
 
 def write_results(
     benchmark: Benchmark, records: list[dict], settings: dict, folder: Path, metrics: quality.QualityMetrics
 ) -> tuple[str, list[Path]]:
-    """Score all images of each method together, and write the report.
-
-    Returns:
-        The report in Markdown, and the paths of the files.
-
-    Raises:
-        AdtError: If an image cannot be scored, or a file cannot be written.
-    """
+    """Score all images of each method together, and write the report. Result and errors as in :func:`.report.write`."""
     records.sort(key=lambda record: record["prompt"])
     images = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
     sets = metrics.sets(images) if metrics.sets else {}

@@ -64,14 +64,11 @@ def _merge(path: Path) -> str:
 
 
 def _settings(path: Path, sums: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in the reports of all shards.
+    """Return the settings in the reports of all shards. Raise AdtError if they differ.
 
     Args:
         path: Path of the report without shards.
         sums: Statistics, whose names are no settings.
-
-    Raises:
-        AdtError: If the settings differ.
     """
     omitted = {*sums, *OF_THE_RUN, "plain", "speedup", "identical", "identical_images"}
     found: dict[str, Any] = {}

@@ -41,12 +41,7 @@ _IN_LAYER = {
 
 
 def clip_model(tensors: Mapping[str, Tensor], heads: int = HEADS) -> Any:
-    """Return the CLIPModel of transformers that has these weights.
-
-    Raises:
-        KeyError: If a tensor is missing.
-        RuntimeError: If a tensor is unknown or has another shape.
-    """
+    """Return the CLIPModel of transformers that has these weights. Other tensors raise KeyError or RuntimeError."""
     from transformers import CLIPConfig, CLIPModel
 
     patches, width = tensors["visual.positional_embedding"].shape

@@ -1,6 +1,4 @@
-"""Command `python adt.py benchmark --paper`, and choice `paper` of the Benchmark node.
-
-They make the comparisons of the ADT-Tree paper (arXiv 2512.21857).
+"""Comparisons of the ADT-Tree paper (arXiv 2512.21857): `benchmark --paper`, and `paper` in the Benchmark node.
 
 The benchmark measures the paper's methods at temperature 0 and 1. Then it measures ADT-Tree again, in turns with fixed
 trees of ADT-Tree's mean depth. So a gain over EAGLE-2 can be attributed to the adaptation, not to the mean depth.
@@ -95,16 +93,10 @@ def run(
 ) -> str:
     """Run the benchmarks that are missing, and write the tables.
 
-    Args:
-        args: Prompts and output folder. `methods` must be None.
-        quality_args: Paths of the weights for quality metrics.
-        given: Settings of the recipe, by option name, without `temperature`.
+    Arguments and errors as in :func:`.benchmark.run`, but the user must not give `methods` and `temperature`.
 
     Returns:
         The tables in Markdown, followed by the paths of the files. For a shard: what to run next.
-
-    Raises:
-        AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
     """
     for name, value in (("methods", args.methods), ("temperature", given.get("temperature"))):
         if value is not None:
@@ -123,14 +115,11 @@ def run(
 
 
 def compare(measure: Callable[[Measurement], None], folder: Path) -> tuple[str, list[Path]]:
-    """Measure all benchmarks and write the tables.
+    """Measure all benchmarks, write the tables, and return them in Markdown with the paths of the files.
 
     Args:
         measure: Function that runs the missing part of a benchmark, and writes its report into its folder.
         folder: Output folder.
-
-    Returns:
-        The tables in Markdown, and the paths of the files.
     """
     rows: list[dict] = []
     settings: dict = {}
@@ -183,12 +172,7 @@ def fixed_trees(adt_tree: dict) -> list[str]:
 
 
 def markdown(rows: list[dict], settings: Mapping[str, Any]) -> str:
-    """Format the tables as Markdown.
-
-    Args:
-        rows: Rows of the summaries of all benchmarks, with `temperature` and `part`.
-        settings: Settings of a benchmark.
-    """
+    """Format the rows of the summaries of all benchmarks, with `temperature` and `part`, as Markdown tables."""
     model = settings["model"]
     sections = []
     for title, methods in TABLES.items():

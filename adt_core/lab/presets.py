@@ -98,11 +98,7 @@ def listed(methods: str) -> list[str]:
 
 
 def read_methods(methods: str) -> list[str]:
-    """Return the names in a list of methods, or in the file whose name follows `FROM_FILE`.
-
-    Raises:
-        AdtError: If the file cannot be read.
-    """
+    """Return the names in a list of methods, or in the file whose name follows `FROM_FILE`."""
     if not methods.startswith(FROM_FILE):
         return listed(methods)
     path = Path(methods.removeprefix(FROM_FILE)).expanduser()
@@ -149,11 +145,7 @@ def _parts(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _value(name: str, option: str, text: str, known: Mapping[str, Option]) -> Any:
-    """Return the value of a setting in the name of a method.
-
-    Args:
-        known: Declarations of the settings that the method has, by name.
-    """
+    """Return the value of a setting in the name of a method, which has the settings `known`."""
     if option not in known:
         names = ", ".join(known)
         raise AdtError("methods.unknown_setting", name=shown(name), option=shown(option), names=names)

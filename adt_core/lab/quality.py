@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wrap_library_errors
-from ..files import is_regular, list_visible, opened
+from ..files import list_images, opened
 from ..models.reading.checkpoint import read_tensors
 from ..run.images import IMAGE_ERRORS, open_image, to_rgb
 from .open_clip import clip_model
@@ -46,7 +46,6 @@ NEEDS = {
     "FID": "torch-fidelity, `inception` and `real_images`",
 }
 """What the user must install or set for a column, by column."""
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class QualityMetrics(NamedTuple):
@@ -79,8 +78,6 @@ def choose_metrics(
     Args:
         hps: HPSv2: the published file, or a folder in transformers' layout.
         count: Number of images per method.
-        splits: As in :func:`inception_metric`.
-        stretch: As in :func:`inception_metric`.
 
     Raises:
         AdtError: If weights cannot be loaded, a metric also needs weights that are not given, or there are more parts
@@ -172,11 +169,7 @@ def _load_clip(folder: Path, option: str) -> tuple[Any, Any]:
 
 
 def _load_open_clip(file: Path, option: str, tokenizer: OptionalPath) -> tuple[Any, Any]:
-    """Return a CLIP model in open_clip's layout and its processor. Raise AdtError if they cannot be loaded.
-
-    Args:
-        tokenizer: Folder with CLIP's tokenizer, if the file's folder has none.
-    """
+    """Return a CLIP model in open_clip's layout and its processor. Raise AdtError if they cannot be loaded."""
     from transformers import CLIPImageProcessor, CLIPProcessor, CLIPTokenizer
 
     folders = [folder for folder in (file.parent, tokenizer) if folder and (folder / "vocab.json").is_file()]
@@ -237,12 +230,8 @@ class _ImageFiles(Dataset):
 
 
 def _real_images(folder: Path, count: int) -> list[Path]:
-    """Return the image files in a folder.
-
-    FID needs two images in each set. Raise AdtError if the folder has fewer, or if `count`, the number of generated
-    images, is less than two.
-    """
-    files = [path for path in list_visible(folder, "**/*") if path.suffix.lower() in _SUFFIXES and is_regular(path)]
+    """Return the image files in a folder. FID needs two images in it, and two generated ones."""
+    files = list_images(folder, "**/*")
     if min(len(files), count) < 2:
         raise AdtError("fid.too_few", folder=folder, real=len(files), count=count)
     return files
@@ -256,13 +245,10 @@ def inception_metric(
     splits: int = 1,
     stretch: bool = False,
 ) -> SetMetric:
-    """Return the metric that computes the Inception Score and FID of all images of a method.
-
-    torch-fidelity computes both scores.
+    """Return the metric that computes the Inception Score and FID of all images of a method, with torch-fidelity.
 
     Args:
         real_images: Folder of reference images; None for no FID. They are resized to the generated images' size.
-        count: Number of images per method.
         splits: Number of parts over which the Inception Score is averaged.
         stretch: Whether to stretch images to squares instead of cropping them.
 

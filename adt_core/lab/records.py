@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
@@ -32,9 +31,8 @@ _FILES = re.compile(r"runs(-[0-9]+-of-[0-9]+)?\.jsonl")
 FIGURES = ("seconds", "verified_drafts", *MEANS)
 """Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
-"""Maximum size of `runs.jsonl` in MiB."""
+"""Maximum size of `runs.jsonl`."""
 MAX_COLUMN_LENGTH = 100
-"""Maximum length of a column's name in characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,11 +75,7 @@ def open_records(folder: Path, settings: dict, shard: tuple[int, int] = WHOLE) -
 
 
 def saved_settings(folder: Path) -> dict:
-    """Return the settings of the benchmark in a folder.
-
-    Raises:
-        AdtError: If the folder contains no benchmark, or a file cannot be read.
-    """
+    """Return the settings of the benchmark in a folder. Raise AdtError if it contains none."""
     found = next(filter(None, (_read(file)[0] for file in _files(folder))), None)
     if found is None:
         raise AdtError("benchmark.none", folder=folder)
@@ -89,16 +83,11 @@ def saved_settings(folder: Path) -> dict:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of all shards."""
     return sorted(file for file in folder.iterdir() if _FILES.fullmatch(file.name))
 
 
 def append(folder: Path, record: dict, shard: tuple[int, int] = WHOLE) -> None:
-    """Append a record to the file of a shard, and flush it to the disk.
-
-    Raises:
-        AdtError: If the file cannot be written.
-    """
+    """Append a record to the file of a shard, and flush it to the disk."""
     add_line(shard_path(folder / RUNS, shard), json.dumps(record))
 
 
@@ -142,9 +131,11 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Return whether a run has valid statistics, acceptance map, scores and image path."""
-    if not stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
+    if not stats.are_run_stats(run, FIGURES):
         return False
-    if not _is_profile(run.get("profile")):
+    rows, columns = settings["grid"]
+    acceptance_map = list_of(list_of(stats.FIGURE, columns, columns), rows, rows)
+    if not acceptance_map.fits(run.get("acceptance")) or not _is_profile(run.get("profile")):
         return False
     scores = run.get("quality")
     if not _are_scores(scores) or bool(scores) != bool(settings["metrics"]):
@@ -159,12 +150,6 @@ def _is_profile(value: object) -> bool:
     except AdtError:
         return False
     return True
-
-
-def _is_map(value: object, grid: Sequence[int]) -> bool:
-    """Return whether a value has one number per cell of a grid, row by row."""
-    rows, columns = grid
-    return list_of(list_of(stats.FIGURE, columns, columns), rows, rows).fits(value)
 
 
 _LARGEST = stats.LARGEST

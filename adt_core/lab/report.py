@@ -44,14 +44,8 @@ COLUMNS = {
 The table also has one column per quality score, such as "FID". The name of the column is its heading too.
 """
 MEANS = (
-    "tau",
-    "accepted_per_round",
-    "mean_depth",
-    "target_forwards",
-    "drafter_forwards",
-    "seconds",
-    "agreement",
-    "substitution_rate",
+    *("tau", "accepted_per_round", "mean_depth", "target_forwards", "drafter_forwards", "seconds"),
+    *("agreement", "substitution_rate"),
 )
 """Columns that show the mean over all prompts of the run statistic with the same name."""
 _FORMATS = {
@@ -109,7 +103,6 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
     """Format a summary as a Markdown table.
 
     Args:
-        rows: Rows of `summary`.
         images: Number of images per method.
         columns: Names of the columns to include (default: all that have values).
     """
@@ -122,12 +115,7 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
 
 
 def verdict(rows: list[dict], images: int) -> Message:
-    """Return a line that says whether exact methods keep the images the same, and which method was the fastest.
-
-    Args:
-        rows: Rows of `summary`.
-        images: Number of images per method.
-    """
+    """Return a line that says whether exact methods keep the images the same, and which method was the fastest."""
     drafted = [row for row in rows if row["method"] != PLAIN]
     changed = [row["method"] for row in drafted if row["identical"] < images]
     differing = join((method_title(name) for name in changed if RELAXED not in name), ", ")
@@ -152,12 +140,7 @@ def _learned(records: list[dict]) -> str:
 
 
 def markdown(rows: list[dict], settings: dict, note: str) -> str:
-    """Format a summary with its settings as Markdown.
-
-    Args:
-        rows: Rows of `summary`.
-        note: Lines below the table, or "".
-    """
+    """Format a summary with its settings as Markdown, with a note below the table."""
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
     footer = f"{conditions(settings)} {sampling}.\n"

@@ -99,8 +99,9 @@ def local_hub(monkeypatch):
 
 
 @pytest.fixture
-def hub(local_hub):
-    """Publish the small model of tests/small_download.py on a local Hub server."""
+def hub(local_hub, monkeypatch):
+    """Publish the small model of tests/small_download.py on a local Hub server. Failed attempts need no long pauses."""
+    monkeypatch.setattr("adt_core.app.download.PAUSE", 0.01)
     local_hub.repositories = deepcopy(REPOSITORIES)
     return local_hub
 

@@ -25,23 +25,13 @@ class TrainingCallback:
         """Report the required resources before the training starts."""
 
     def on_images(self, done: float, total: int) -> None:
-        """Report progress while images are generated or encoded.
-
-        Args:
-            done: Finished images, including the finished part of the current ones.
-        """
+        """Report finished images, including the finished part of those that are being generated or encoded."""
 
     def on_step(self, run: Run, log: list[dict]) -> None:
         """Report progress after a training step."""
 
     def on_stop(self, images: int, total: int, steps: int) -> None:
-        """Report what is kept when an exception has stopped the training.
-
-        Args:
-            images: Number of images that are stored.
-            total: Number of images of the training.
-            steps: Number of training steps in the checkpoint.
-        """
+        """Report that an exception has stopped the training, with `images` of `total` and `steps` kept on the disk."""
 
 
 class ProgressBars(TrainingCallback):
@@ -62,16 +52,14 @@ class ProgressBars(TrainingCallback):
         self._show("steps", run.step, run.steps, metrics)
 
     def close(self) -> None:
-        """End the report, and remove the current progress bar from the terminal."""
-        self._remove()
-
-    def _remove(self) -> None:
+        """Remove the current progress bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
     def _show(self, unit: str, done: int, total: int | None, metrics: str = "") -> None:
         if self._bar is None or self._unit != unit:
-            self._remove()
+            if self._bar is not None:
+                self._bar.close()
             self._unit = unit
             self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc=unit, leave=False)
         self._bar.set_postfix_str(metrics, refresh=False)
@@ -85,11 +73,7 @@ class TensorBoardLogs(ProgressBars):
     """
 
     def __init__(self, folder: Path):
-        """Open the logs.
-
-        Raises:
-            AdtError: If TensorBoard is not installed.
-        """
+        """Open the logs. Raise AdtError if TensorBoard is not installed."""
         super().__init__()
         try:
             from torch.utils.tensorboard import SummaryWriter

@@ -19,7 +19,7 @@ from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
 from ...app.prompts import read_prompts, sample
 from ...errors import AdtError, Check
-from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
+from ...files import IMAGE_SUFFIXES, foreign_text, list_images, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
 from ...policies import PLAIN, Drafting
 from ...recipe import Recipe
@@ -27,7 +27,6 @@ from ...run.jobs import Job
 from ...run.pipeline import Pipeline
 from ...settings import Sampling
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 LARGEST_CAPTION = 1
 """Maximum size of a caption file in MiB."""
 
@@ -86,21 +85,12 @@ class TrainingImages:
             self.put(numbers, codes_of(numbers, len(self.prompts) - len(missing) + start))
 
     def put(self, numbers: list[int], codes: Tensor) -> None:
-        """Store the codes of some images.
-
-        Args:
-            numbers: Indices of the images.
-            codes: [len(numbers), tokens].
-        """
+        """Store the codes [len(numbers), tokens] of some images."""
         self._codes[numbers] = codes.numpy()
         self._codes.flush()
 
     def codes(self, numbers: list[int]) -> Tensor:
-        """Return the codes of some images.
-
-        Returns:
-            [len(numbers), tokens] int64.
-        """
+        """Return the codes of some images, [len(numbers), tokens] int64."""
         return torch.from_numpy(self._codes[numbers].astype(np.int64))
 
 
@@ -147,15 +137,13 @@ def find_training_images(
 
 
 def _assign(prompts: Sequence[str], images: int | None, held_out: int, seed: int) -> list[str]:
-    """Return one prompt per image, in random order.
+    """Return one prompt per image, in random order. Duplicates are used once.
 
     The first `held_out` images get different prompts, which no training image gets. The training images get the
     remaining prompts. If there are more training images than remaining prompts, the remaining prompts are repeated.
 
     Args:
-        prompts: Prompts. Duplicates are used once.
         images: Number of training images; None for one image per remaining prompt.
-        seed: Seed of the order.
     """
     distinct = list(dict.fromkeys(prompts))
     distinct = sample(distinct, len(distinct), seed)
@@ -171,9 +159,9 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """
     if not folder.is_dir():
         raise AdtError("images.no_folder", folder=folder)
-    paths = [path for path in list_visible(folder, "*") if path.suffix.lower() in SUFFIXES and is_regular(path)]
+    paths = list_images(folder, "*")
     if not paths:
-        raise AdtError("images.none", folder=folder, suffixes=", ".join(SUFFIXES))
+        raise AdtError("images.none", folder=folder, suffixes=", ".join(IMAGE_SUFFIXES))
     return paths, [_caption(path) for path in paths]
 
 
@@ -220,9 +208,7 @@ def generate(
     """Generate training images in one batch.
 
     Args:
-        prompts: Prompt of each image.
         numbers: Index of each image. The noise of an image depends on its index.
-        check: Called often; may raise an exception to cancel.
         on_images: Progress callback. It is called after each round with the number of images that are done; images in
             progress count in part.
 

@@ -55,10 +55,7 @@ from .unroll import TargetOutputs, acceptance, read, training_loss
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """Output files that the command checks before it starts, relative to the output folder."""
 WARM_UP = 0.15
-"""Share of the budget in which a training step has only the first pass of the drafter (see :mod:`.unroll`).
-
-The first pass reads the target's features. Later passes read outputs of the drafter.
-"""
+"""Share of the budget in which a training step has only the first pass of the drafter (see :mod:`.unroll`)."""
 _PATHS = ("model", "prompts", "images", "start")
 """Settings of a run that are paths."""
 SECOND_TEMPERATURE = 1.0
@@ -68,11 +65,10 @@ The other steps use the temperature of the run. Training at both makes the draft
 training run in which all steps had the temperature 0.6 lowered the tokens per target pass at temperature 1 by 4 %.
 """
 STRIDE = 2
-"""Distance between the roots of a training step, in raster positions.
+"""Distance between the roots of a training step, in raster positions. The next step uses the positions in between.
 
-One step uses every second position as a root, and the next step uses the positions in between. Neighbouring roots have
-similar gradients, so the drafter learns nearly as much from a step. Such a step takes two thirds of the time of a step
-with all positions as roots.
+Neighbouring roots have similar gradients, so the drafter learns nearly as much from a step, which takes two thirds of
+the time of a step with all positions as roots.
 """
 
 
@@ -81,13 +77,9 @@ class TrainingPlan:
     """Checked arguments of a training. No model is needed to check them.
 
     Attributes:
-        data: Settings of the training data.
-        training: Hyperparameters.
-        files: Settings of the output files.
         recipe: Recipe with which the target generates images.
         prompts: Prompt of each image, with the recipe's suffix. Held-out images come first.
         paths: File of each image, in the order of `prompts`; None if the target generates the images.
-        placement: Device and memory of the models.
     """
 
     data: TrainingDataArgs
@@ -97,11 +89,6 @@ class TrainingPlan:
     prompts: list[str]
     paths: list[Path] | None
     placement: Placement
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the models."""
-        return choose_device(self.placement.device)
 
     @property
     def folder(self) -> Path:
@@ -210,7 +197,7 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
         start: Drafter from which the weights are copied; None for random weights with a fixed seed.
 
     Raises:
-        AdtError: If `start` has another architecture than a new drafter for this target.
+        AdtError: If `start` has another architecture or pairing than a new drafter for this target.
     """
     decoder = target.decoder
     config = new_config(decoder.config)
@@ -219,29 +206,17 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
     initialise(drafter, torch.Generator().manual_seed(3), 1)
     drafter.fc.data[config.hidden_size :] += torch.eye(config.hidden_size)
     if start is not None:
-        _copy(start, drafter)
+        weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
+        shapes = {name: value.shape for name, value in drafter.state_dict().items()}
+        if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
+            raise AdtError("start.other_architecture")
+        drafter.load_state_dict(weights)
     drafter.embedding = decoder.embedding.detach().float()  # type: ignore[assignment]
     return drafter.to(decoder.embedding.device)
 
 
-def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
-    """Copy all weights except the embedding from `start` to `drafter`.
-
-    Raises:
-        AdtError: If the drafters have different architectures or pairings.
-    """
-    weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
-    shapes = {name: value.shape for name, value in drafter.state_dict().items()}
-    if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
-        raise AdtError("start.other_architecture")
-    drafter.load_state_dict(weights)
-
-
 def run(plan: TrainingPlan) -> str:
-    """Load the models and run a training.
-
-    Returns:
-        Summary for the user.
+    """Load the models, run a training, and return a summary for the user.
 
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
@@ -262,9 +237,6 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
 
     Args:
         callback: Progress callback. An exception from it stops the training, which can be resumed later.
-
-    Returns:
-        The trainer with the trained drafter and the log.
 
     Raises:
         AdtError: If the disk has too little space, or another process trains in the output folder.
@@ -287,17 +259,7 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
 
 
 def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter | None:
-    """Load the drafter network that an option names.
-
-    Args:
-        path: Value of the option, or None.
-
-    Returns:
-        The drafter; None if the option is not set.
-
-    Raises:
-        AdtError: If `path` is not an EAGLE drafter.
-    """
+    """Load the drafter network that an option names, or return None if it is not set."""
     if not path:
         return None
     if not is_network(path):
@@ -319,8 +281,9 @@ class Trainer:
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
         self._features = Features(plan.folder / "features", self.training.cache_gb * 10**9)
         self._encode = cache(target.encode_prompt)
-        half = autocast_dtype(plan.device, self.training.autocast)
-        self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
+        device = choose_device(plan.placement.device)
+        half = autocast_dtype(device, self.training.autocast)
+        self._autocast = torch.autocast(device.type, half, enabled=half is not None)
         rate = self.training.learning_rate
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
         path = plan.folder / "checkpoint.safetensors"
@@ -340,9 +303,6 @@ class Trainer:
 
     def estimate(self, check: Check) -> TrainingEstimate:
         """Estimate the resources that the rest of the run needs. A few decoding rounds and one training step are timed.
-
-        Args:
-            check: Called often; may raise an exception to cancel.
 
         Raises:
             AdtError: If the disk has too little space.
@@ -424,8 +384,7 @@ class Trainer:
     def train(self, callback: TrainingCallback) -> None:
         """Train until the budget is used up. After every `files.every` steps, measure and write the output files.
 
-        Args:
-            callback: Progress callback. If it raises an exception, a checkpoint is written, and the training stops.
+        If the callback raises an exception, a checkpoint is written, and the training stops.
         """
         run = self.run
         losses: list[Tensor] = []
@@ -445,11 +404,7 @@ class Trainer:
             self._save(losses)
 
     def _save(self, losses: list[Tensor]) -> None:
-        """Measure the drafter with averaged weights, then write the checkpoint, this drafter and the log.
-
-        Args:
-            losses: Losses of the steps since the last call, scalars.
-        """
+        """Measure the drafter with averaged weights, then write the checkpoint, this drafter and the log."""
         folder = self.plan.files.output
         drafter = self._averaged
         loss = torch.stack(losses).mean().item()
@@ -501,25 +456,18 @@ class Trainer:
     def _read(
         self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: Sampling | None = None
     ) -> TargetOutputs:
-        """Return the target's outputs for some images. Each prompt is encoded only once, since text encoders are slow.
+        """Return the target's outputs, as :func:`.unroll.read`, by default with the sampling settings of the run.
 
-        Args:
-            numbers: Indices of the images.
-            codes: [B, T], the T codes of each of these B images.
-            stored: Feature cache; None to run the target without a cache.
-            sampling: Sampling settings of the logits (default: the settings of the run).
+        Each prompt is encoded only once, since text encoders are slow.
         """
         prompts = [self._encode(self.images.prompts[number]) for number in numbers]
         return read(self.target, prompts, codes, numbers, sampling or self.sampling, stored)
 
     def _numbers(self, index: int) -> list[int]:
-        """Return the indices of the images in a batch.
+        """Return the indices of the images in the batch with this number since the start of the training.
 
         Each epoch has a random order of the images. The order depends only on the seed and the number of the epoch. If
         the last batch of an epoch would be incomplete, this batch is left out.
-
-        Args:
-            index: Number of the batch since the start of the training.
         """
         held_out = self.plan.data.validation_prompts
         size = self.training.training_batch_size
@@ -529,10 +477,7 @@ class Trainer:
         return order[place * size : (place + 1) * size].tolist()
 
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
-        """Measure the acceptance of a drafter on the held-out images.
-
-        The names in the result are the names that :func:`.unroll.acceptance` returns. They are also columns of the log.
-        """
+        """Return the means of :func:`.unroll.acceptance` over the held-out images, as columns of the log."""
         held_out = self.plan.data.validation_prompts
         batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.training_batch_size)]
         outputs = (self._read(batch, self.images.codes(batch), self._features) for batch in batches)

@@ -17,7 +17,6 @@ from ...errors import AdtError
 from ...messages import Message, message
 
 WARM_UP_ROUNDS = 3
-"""Number of decoding rounds before the timed rounds. The first rounds are slower, so their time is not used."""
 TIMED_ROUNDS = 5
 GIB = 2**30
 _SHORT = 180  # seconds
@@ -59,11 +58,7 @@ def _format(value: float) -> str:
 
 
 def seconds_of_round(decoding: Decoding) -> float:
-    """Run a few rounds of a decoding, and return the mean time of a round in seconds. Warm-up rounds don't count.
-
-    Args:
-        decoding: Decoding that has not begun.
-    """
+    """Run a few rounds of a decoding, and return the mean time of a round in seconds. Warm-up rounds don't count."""
     with closing(iter(decoding)) as running:
         for _ in islice(running, WARM_UP_ROUNDS):
             pass
@@ -78,14 +73,9 @@ def num_bytes(*tensors: Tensor) -> int:
 
 
 def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
-    """Check that the disk has enough space.
+    """Raise AdtError if the disk has too little space.
 
-    Args:
-        folder: Folder of the training run. The space of its existing files counts as free, because `estimate.disk`
-            includes these files.
-
-    Raises:
-        AdtError: If there is too little space.
+    The existing files in the folder of the run count as free space, because `estimate.disk` includes them.
     """
     free = shutil.disk_usage(folder).free
     existing = sum(path.stat().st_size for path in folder.rglob("*"))

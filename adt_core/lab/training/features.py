@@ -66,12 +66,7 @@ class Features:
         return torch.stack(padded).to(device).float()
 
     def put(self, numbers: list[int], pads: list[int], features: Tensor) -> Tensor:
-        """Store the features of some images, if the cache has space for them.
-
-        Args:
-            numbers: Indices of the B images.
-            pads: Number of padding tokens at the beginning of each of the R rows.
-            features: [R, n, h].
+        """Store the features [R, n, h] of some images, if the cache has space for them. Arguments as in `get`.
 
         Returns:
             [R, n, h] float32, rounded to float16 and with zeros at padding tokens, as `get` returns them.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from ...app.csv_tables import to_csv
 from ...files import write_in
 from .unroll import CHILDREN
 
@@ -38,11 +38,7 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
     Args:
         rows: One row for each measurement: step, seconds, mean loss and acceptance, by column name.
     """
-    text = io.StringIO()
-    table = csv.DictWriter(text, rows[0])
-    table.writeheader()
-    table.writerows(rows)
-    write_in(folder, "log.csv", text.getvalue().encode())
+    write_in(folder, "log.csv", to_csv(list(rows[0]), rows))
     buffer = io.BytesIO()
     curve(rows, passes).save(buffer, "PNG")
     write_in(folder, "log.png", buffer.getbuffer())
@@ -53,9 +49,6 @@ def curve(rows: list[dict], passes: int) -> Image.Image:
 
     Args:
         passes: Number of drafts in a chain. A chain yields 1 to `passes + 1` tokens per target pass.
-
-    Returns:
-        Chart of WIDTH x HEIGHT pixels.
     """
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     draw = ImageDraw.Draw(image)

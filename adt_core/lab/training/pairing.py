@@ -44,9 +44,7 @@ class PairingPlan(NamedTuple):
     """Checked arguments of the command. No model is needed to check them.
 
     Attributes:
-        recipe: Recipe of the test images.
         prompts: Prompts of the test images, without the recipe's suffix.
-        placement: Device and memory of the models.
         file: File for the result; None for the bundled drafter, whose result is not saved.
     """
 
@@ -58,9 +56,6 @@ class PairingPlan(NamedTuple):
 
 def plan(args: CheckDrafterArgs, given: Mapping[str, Any], placement: Placement) -> PairingPlan:
     """Check the arguments before a model is loaded.
-
-    Args:
-        given: Settings of the recipe that the user has set, by option name.
 
     Raises:
         AdtError: If an argument is invalid, or the drafter is not a network.
@@ -78,14 +73,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], placement: Placement)
 
 
 def run(plan: PairingPlan) -> str:
-    """Generate the test images, measure every pairing, and save the best.
-
-    Returns:
-        Table of the results.
-
-    Raises:
-        AdtError: If a model cannot be loaded.
-    """
+    """Generate the test images, measure every pairing, save the best, and return a table of the results."""
     recipe = plan.recipe
     file = plan.file
     target = Pipeline.of(recipe, plan.placement).target

@@ -58,15 +58,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Return an approximation of the semi-orthogonal matrix that is nearest to `matrix`.
+    """Return an approximation of the semi-orthogonal matrix [m, n] that is nearest to `matrix` [m, n].
 
     The approximation uses three steps of a Newton-Schulz iteration of degree 5.
-
-    Args:
-        matrix: [m, n].
-
-    Returns:
-        [m, n].
     """
     a = 3.4445
     b = -4.7750
@@ -137,8 +131,6 @@ class Run:
 
     Attributes:
         path: Checkpoint file. If it exists, the run resumes from it.
-        model: Model to train.
-        optimisers: Optimisers of the model's parameters.
         minutes: Budget of time in minutes, or None.
         decay: Decay of the exponential moving average of the weights.
         steps: Budget of steps, or None.
@@ -198,20 +190,12 @@ class Run:
         return min(1.0, max(by_time, by_steps))
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, and add them to the gradients of the current step.
-
-        Args:
-            loss: Loss of a part of the step, a scalar.
-        """
+        """Compute the gradients of the loss of a part of the current step, and add them to its gradients."""
         self.scaler.scale(loss).backward()
 
     @torch.no_grad()
     def apply(self, warmup: float = 0.02) -> None:
-        """Update the weights and their average with the accumulated gradients.
-
-        Args:
-            warmup: Share of the budget in which the learning rate rises.
-        """
+        """Update the weights and their average with the accumulated gradients; `warmup` as in :func:`cosine`."""
         factor = cosine(self.fraction, warmup)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:

@@ -54,12 +54,7 @@ def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
-    """Write `config.json` and `model.safetensors`. Each file is replaced atomically.
-
-    Args:
-        tensors: Weights by name.
-        config: Content of `config.json`.
-    """
+    """Write `config.json` and `model.safetensors`. Each file is replaced atomically."""
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))
     write_in(folder, "config.json", (json.dumps(config, indent=1) + "\n").encode())

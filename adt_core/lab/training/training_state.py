@@ -22,11 +22,7 @@ _REFERENCE = "tensor"
 
 
 def to_bytes(state: dict[str, Any]) -> bytes:
-    """Return the content of a file with the state.
-
-    Args:
-        state: Content of the checkpoint. JSON turns keys that are numbers into strings.
-    """
+    """Return the content of a file with the state. JSON turns keys that are numbers into strings."""
     tensors: dict[str, Tensor] = {}
 
     def refer(value: object) -> dict[str, str]:

@@ -64,8 +64,6 @@ class TargetOutputs:
     token n + 1 is not needed.
 
     Attributes:
-        target: The target.
-        sampling: Sampling settings of the logits.
         numbers: Index of each image.
         prompts: Prompt of each row.
         features: [R, n + 1, h], features of all tokens of a row except the last token.
@@ -87,11 +85,7 @@ class TargetOutputs:
         return self.ids.shape[1] - self.z.shape[1]
 
     def paired(self, pairing: Pairing) -> TargetOutputs:
-        """Return the same outputs, with `ids` for a drafter that was trained with another pairing.
-
-        Args:
-            pairing: Pairing of features and tokens in the drafter's training.
-        """
+        """Return the same outputs, with `ids` for a drafter that was trained with another pairing."""
         first = torch.tensor([[prompt[0]] for prompt in self.prompts], device=self.ids.device)
         every = torch.cat([first, self.ids], 1)
         return replace(self, ids=paired_ids(pairing, every, self.target.decoder.image_ids))

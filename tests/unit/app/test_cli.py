@@ -12,40 +12,24 @@ from PIL import Image
 from adt_core import Recipe, cli
 from adt_core.run import identity, store
 from adt_core.version import FORMAT
-from tests.command import read_grids, read_lines, words
+from tests.command import read_grids, read_json, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Return a folder with a tiny target and its drafter."""
-    folder = tmp_path_factory.mktemp("models")
-    target = write_tiny_checkpoint(folder / "target")
-    write_tiny_drafter(folder / "drafter", target)
-    return folder
-
-
 @pytest.fixture
-def generate(models, tmp_path, monkeypatch, capsys):
-    """Return a function that runs `generate` with the tiny models in an empty folder.
-
-    The function returns the exit code, standard output and standard error.
-    """
+def generate(tiny, tmp_path, monkeypatch, capsys):
+    """Return a function that runs `generate` in an empty folder: arguments -> exit code, standard output and error."""
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
 
     def run(*arguments, **replaced):
-        options = {"model": models / "target", "drafter": models / "drafter", "prompt": "a red house"}
+        options = {"model": tiny / "target", "drafter": tiny / "drafter", "prompt": "a red house"}
         options |= {"output": "a.png", "device": "cpu"} | replaced
         return cli.main([*words("generate", **options), *arguments]), *capsys.readouterr()
 
     return run
-
-
-def load(path):
-    return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 # ---- output files --------------------------------------------------------
@@ -56,15 +40,13 @@ def test_output_files(generate):
         "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
     )
     assert code == 0, err
-    assert all(
-        words in out
-        for words in ("tau", "accepted drafts per pass", "mean depth", "tokens/s", "Speed-up", "tokens identical")
-    )
+    figures = "tau", "accepted drafts per pass", "mean depth", "tokens/s", "Speed-up", "tokens identical"
+    assert all(words in out for words in figures)
     assert "16/" in err or "32/32" in err or "%" in err, "stderr must contain a progress bar"
     grids = read_grids("t.json")
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
-    report = load("r.json")
+    report = read_json("r.json")
     figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_drafts"
     assert {*figures.split(), "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
@@ -99,15 +81,14 @@ def test_several_images_are_numbered_and_reproducible(generate):
     assert code == 0, err
     assert sorted(p.name for p in Path("x").glob("*.png")) == [f"00000{i}.png" for i in (1, 2, 3, 4)]
     tokens = read_grids("t.json")
-    assert load("r.json")["tokens"] == 4 * 16 and load("r.json")["images"] == 4
+    assert read_json("r.json")["tokens"] == 4 * 16 and read_json("r.json")["images"] == 4
     assert len({json.dumps(grid) for grid in tokens}) == 4
     for number, grid in enumerate(tokens, 1):
         saved = f"x/00000{number}.png"
         from_png = {"prompt": None, "from_png": saved, "output": "again.png", "tokens": "again.json"}
         assert generate(**from_png)[0] == 0
         assert read_grids("again.json")[-1] == grid, "lines are appended"
-        with Image.open(saved) as one, Image.open("again.png") as two:
-            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+        assert_equal_images(saved, "again.png")
     assert generate(**from_png, method="no-drafting")[0] == 0
     assert read_grids("again.json")[-1] == tokens[-1]
 
@@ -121,16 +102,20 @@ def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
             shares.append(json.loads(image.text["adt_tree"])["figures"]["substitution_rate"])
             parameters = image.text["parameters"]
         assert f"Relaxed: LANTERN ({100 * shares[-1]:.1f} % of the tokens replaced), " in parameters
-    assert sum(shares) / 2 == pytest.approx(load("r.json")["substitution_rate"]) != 0
+    assert sum(shares) / 2 == pytest.approx(read_json("r.json")["substitution_rate"]) != 0
     assert generate(prompt=None, from_png="x-0002.png", output="again.png")[0] == 0
-    with Image.open("x-0002.png") as one, Image.open("again.png") as two:
-        assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+    assert_equal_images("x-0002.png", "again.png")
 
 
-def settings_of(image):
-    """Return the settings in the record of an image, without what only an image of a list has."""
-    record = json.loads(image.text["adt_tree"])
-    return {name: value for name, value in record.items() if name not in ("tokens", "figures", "settings_key")}
+def assert_equal_images(*paths):
+    """Check that PNGs have equal pixels and settings. Only the images of a list have some other entries."""
+    contents = []
+    for path in paths:
+        with Image.open(path) as image:
+            record = json.loads(image.text["adt_tree"])
+            omitted = dict.fromkeys(("tokens", "figures", "settings_key"))
+            contents.append((image.tobytes(), {**record, **omitted}))
+    assert all(content == contents[0] for content in contents)
 
 
 def test_prompts_of_a_list_can_be_decoded_together(generate):
@@ -148,21 +133,17 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
         names = [*(f"{i:06}.png" for i in range(1, 7)), "manifest.csv"]
         assert sorted(path.name for path in Path(folder).iterdir()) == names
     for number in range(1, 7):
-        with Image.open(f"1/{number:06}.png") as one, Image.open(f"3/{number:06}.png") as two:
-            assert one.tobytes() == two.tobytes() and settings_of(one) == settings_of(two)
+        assert_equal_images(f"1/{number:06}.png", f"3/{number:06}.png")
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
-        assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
-    forwards = [load(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
+        assert read_json("r1.json")[figure] == pytest.approx(read_json("r3.json")[figure]), figure
+    forwards = [read_json(f"r{batch_size}.json")["target_forwards"] for batch_size in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
-    assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
-    accepted = [
-        [
-            [share["accepted"] for one in decoding["rounds"] for share in one["images"]]
-            for decoding in read_lines(f"t{batch_size}.json")
-        ]
-        for batch_size in (2, 3)
-    ]
-    assert accepted[0] == accepted[1] and len(accepted[0]) == 6
+    assert forwards[0] * read_json("r1.json")["tau"] == pytest.approx(6 * 15)
+    two, three = (
+        [[share["accepted"] for one in decoding["rounds"] for share in one["images"]] for decoding in read_lines(name)]
+        for name in ("t2.json", "t3.json")
+    )
+    assert two == three and len(two) == 6
 
 
 def test_a_png_contains_all_settings(generate):
@@ -194,7 +175,7 @@ def test_continued_images(generate):
         code, out, err = generate("--compare", **files, **{"keep": 0.5, "dtype": "float64", **changes})
         assert code == 0, err
         grids += read_grids("t.json")[-1:]
-        assert load("r.json")["identical"] and load("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
+        assert read_json("r.json")["identical"] and read_json("r.json")["tokens"] == [8, 8, 8, 6, 12][number]
     same, prompt, seed, left, less = grids
     assert prompt[:2] == seed[:2] == same[:2] and less[0] == same[0] and left[:2] == same[:2]
     assert same[2:] != prompt[2:] != seed[2:] != same[2:]
@@ -207,13 +188,13 @@ def test_continued_images(generate):
     assert first[:2] == second[:2] and first[2:] != second[2:]
 
 
-def test_inspect(models, capsys):
+def test_inspect(tiny, capsys):
     for role in ("target", "drafter"):
-        assert cli.main(["inspect", str(models / role), "--json"]) == 0
+        assert cli.main(["inspect", str(tiny / role), "--json"]) == 0
         (found,) = json.loads(capsys.readouterr().out)
         assert found["role"] == role and found["width"] == 64 and found["missing"] == found["left_over"] == []
-        assert found["bytes"] == (models / role / "model.safetensors").stat().st_size and found["dtype"] == "F32"
-        assert cli.main(["inspect", str(models / role)]) == 0
+        assert found["bytes"] == (tiny / role / "model.safetensors").stat().st_size and found["dtype"] == "F32"
+        assert cli.main(["inspect", str(tiny / role)]) == 0
         assert f"role          {role}" in capsys.readouterr().out
     assert found["family"] == "eagle"
 
@@ -222,11 +203,7 @@ def test_inspect(models, capsys):
 
 
 def assert_refused(result, *named, code=1):
-    """Check the result of a command with invalid input.
-
-    The command must return the exit code ``code`` and print one error line that contains the words ``named``. It must
-    not write a file.
-    """
+    """Check that a command has printed one error line with the words ``named``, and has written no file."""
     found, out, err = result
     assert found == code, err
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
@@ -268,8 +245,22 @@ def test_invalid_arguments(generate, options, named):
     assert_refused(generate(**options), *named, code=2)
 
 
-def test_arguments_that_do_not_fit_together(generate):
-    assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.9}, ["--keep is 0.9", "all 4 rows"]),
+        ({"model": "nowhere"}, ["nowhere"]),
+        ({"drafter": "nowhere"}, ["nowhere"]),
+        ({"prompt": None, "from_png": "nowhere.png"}, ["nowhere.png"]),
+        ({"prompt": "long " * 100}, ["Prompt too long", "shorten"]),
+        ({"negative_prompt": "long " * 100}, ["shorten"]),
+    ],
+)
+def test_inputs_that_are_missing_or_do_not_fit_the_model(generate, options, named):
+    assert_refused(generate(**options), *named)
+
+
+def test_a_comparison_needs_drafts(generate):
     assert_refused(generate("--compare", method="no-drafting"), "--compare", "no-drafting", code=2)
 
 
@@ -319,25 +310,14 @@ def test_unknown_or_missing_command(capsys):
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
 
 
-def test_missing_files(generate):
-    assert_refused(generate(model="nowhere"), "nowhere")
-    assert_refused(generate(drafter="nowhere"), "nowhere")
-    assert_refused(generate(prompt=None, from_png="nowhere.png"), "nowhere.png")
-
-
-def test_prompt_longer_than_the_context(generate):
-    assert_refused(generate(prompt="long " * 100), "Prompt too long", "shorten")
-    assert_refused(generate(negative_prompt="long " * 100), "shorten")
-
-
-def test_drafter_of_another_width(generate, models, tmp_path):
-    misfit = write_tiny_drafter(tmp_path / "misfit", models / "target", hidden=32)
+def test_drafter_of_another_width(generate, tiny, tmp_path):
+    misfit = write_tiny_drafter(tmp_path / "misfit", tiny / "target", hidden=32)
     assert_refused(generate(drafter=misfit), "misfit", "32", "64")
 
 
 @pytest.mark.parametrize("role", ["model", "drafter"])
 @pytest.mark.parametrize("kept", [0, 4, 300, -1000])
-def test_truncated_safetensors(generate, models, tmp_path, role, kept):
+def test_truncated_safetensors(generate, tmp_path, role, kept):
     folder = write_tiny_checkpoint(tmp_path / "cut")
     if role == "drafter":
         folder = write_tiny_drafter(tmp_path / "cut-drafter", folder)
@@ -359,11 +339,11 @@ class Malice:
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
 @pytest.mark.parametrize("torch_file", [True, False])
-def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, torch_file, capsys):
+def test_pickles_with_code_are_not_executed(generate, tiny, tmp_path, role, torch_file, capsys):
     proof = tmp_path / "proof"
     folder = tmp_path / "malicious"
     folder.mkdir()
-    (folder / "config.json").write_bytes((models / role / "config.json").read_bytes())
+    (folder / "config.json").write_bytes((tiny / role / "config.json").read_bytes())
     content = {"fc.weight": Malice(proof)}
     if torch_file:
         torch.save(content, folder / "pytorch_model.bin")
@@ -377,18 +357,17 @@ def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, to
     assert not proof.exists(), "the pickle's code ran"
 
 
-def test_unknown_architecture(generate, models, tmp_path, capsys):
+def test_unknown_architecture(generate, tmp_path, capsys):
     folder = write_tiny_checkpoint(tmp_path / "llama")
-    (folder / "config.json").write_text(
-        json.dumps({**load(folder / "config.json"), "model_type": "llama"}), encoding="utf-8"
-    )
+    config = read_json(folder / "config.json") | {"model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert_refused(generate(model=folder), "llama", "Anole", "Lumina-mGPT")
     assert cli.main(["inspect", str(folder)]) == 1
     assert "llama" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("config", ["", "{}", "[]", "null", '{"model_type": "chameleon"}', "\x00"])
-def test_damaged_configuration(generate, models, tmp_path, config, capsys):
+def test_damaged_configuration(generate, tmp_path, config, capsys):
     folder = write_tiny_checkpoint(tmp_path / "damaged")
     (folder / "config.json").write_text(config, encoding="utf-8")
     assert_refused(generate(model=folder), "damaged")

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 
 import numpy as np
 import pytest
@@ -10,34 +9,27 @@ from adt_tree_pack.nodes import contact_sheet as collect
 from PIL import Image
 
 from adt_core.app.csv_tables import to_csv
+from tests.command import read_json, read_table
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 IMAGES = [Image.new("RGB", (64, 32), color) for color in COLORS]
 
 
+FIGURES = dict(seed=1, tokens=16, tau=2.0, target_forwards=8, mean_depth=1.5, substitution_rate=0.0, mean_drafts=4.0)
+
+
 def row(id: str, file: str, seconds: float, **more) -> dict:
-    figures = {
-        "seed": 1,
-        "seconds": seconds,
-        "tokens": 16,
-        "tau": 2.0,
-        "target_forwards": 8,
-        "mean_depth": 1.5,
-        "substitution_rate": 0.0,
-        "mean_drafts": 4.0,
-    }
-    return {"id": id, "prompt": 'a "cat", a dog', **figures, "file": file, **more}
+    return {"id": id, "prompt": 'a "cat", a dog', **FIGURES, "seconds": seconds, "file": file, **more}
 
 
 def test_all_statistics_are_written(tmp_path):
     rows = [row("1", "a.png", 2.0), row("x", "b.png", 1.0, tau=4.0), row("3", "a.png", 2.0)]
     paths = collect.write_report(rows, {"seed": 1}, collect.contact_sheet(IMAGES[:3], ["", "", ""]), tmp_path, "report")
     assert [path.name for path in paths] == ["report.csv", "report.json", "report.png"]
-    with paths[0].open(newline="", encoding="utf-8-sig") as file:
-        table = list(csv.DictReader(file))
+    table = read_table(paths[0])
     assert tuple(table[0]) == collect.COLUMNS and table[0]["prompt"] == 'a "cat", a dog'
     assert [line["id"] for line in table] == ["1", "x", "3"]
-    report = json.loads(paths[1].read_text(encoding="utf-8"))
+    report = read_json(paths[1])
     assert report["images"] == rows and report["settings"] == {"seed": 1}
     assert report["summary"] == {
         "images": 3,
@@ -58,20 +50,16 @@ def test_skipped_prompts_are_in_the_report(tmp_path):
     rows = [row("1", "a.png", 2.0, note="cut to its first 3 of 9 characters", caption="a cat in")]
     sheet = collect.contact_sheet(IMAGES[:1], [""])
     table, figures, _ = collect.write_report(rows, {}, sheet, tmp_path, "report", left_out=left_out)
-    with table.open(newline="", encoding="utf-8-sig") as file:
-        drawn, other = csv.DictReader(file)
+    drawn, other = read_table(table)
     assert drawn["note"] == rows[0]["note"] and (other["id"], other["note"]) == ("2", left_out[0]["note"])
     assert other["prompt"] == "'=a b c" and other["seconds"] == other["file"] == ""
-    report = json.loads(figures.read_text(encoding="utf-8"))
-    assert report["left_out"] == left_out and report["images"] == rows and report["summary"]["left_out"] == 1
-    assert report["summary"]["seconds"] == 2.0
+    report = read_json(figures)
+    assert report["left_out"] == left_out and report["images"] == rows
+    assert (report["summary"]["left_out"], report["summary"]["seconds"]) == (1, 2.0)
 
 
 def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
-    """A report may be replaced by a report of the same list or of a longer version of this list.
-
-    A report of another list must not be replaced, and neither may a report whose list is unknown.
-    """
+    """A report may be replaced by that of a longer version of the list, but not if its list is unknown."""
     rows = [row("1", "a.png", 2.0), row("2", "b.png", 1.0)]
 
     def write(rows: list[dict], name: str = "report") -> str:
@@ -84,9 +72,7 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
     first = (tmp_path / "report.json").read_bytes()
     assert write(rows[:1]) == "report-3", "the existing report has an image that this list lacks"
     assert (tmp_path / "report.json").read_bytes() == first
-    assert write([*rows, row("3", "d.png", 1.0)]) == "report", (
-        "the report of a shorter version of this list must be replaced"
-    )
+    assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the report of a shorter version must be replaced"
     assert write([row("1", "c.png", 9.0)]) == "report-2", "a report with other statistics must not be replaced"
     (tmp_path / "report.json").write_text("[", encoding="utf-8")
     assert write([*rows, row("9", "e.png", 1.0)]) == "report-3" and write([row("5", "f.png", 1.0)]) == "report-4"
@@ -115,8 +101,7 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
 def test_formulas_are_escaped(tmp_path, prompt, cell):
     """Some spreadsheet programs split lines at semicolons, and accept full-width signs as the start of a formula."""
     path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, IMAGES[0], tmp_path, "report")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
+    assert [line["prompt"] for line in read_table(path)] == [cell]
     heading, *_ = csv.reader(io.StringIO(to_csv([prompt, "b"], []).decode()))
     assert heading == [cell, "b"]
 
@@ -125,8 +110,7 @@ def test_cells_of_other_types(tmp_path):
     """In an untrusted PNG, the seed may be a list of strings."""
     odd = [row("1", "a.png", 1.0) | {"seed": ["a;=1"]}, row("2", "b.png", 1.0) | {"seed": -1, "note": None}]
     path, *_ = collect.write_report(odd, {}, IMAGES[0], tmp_path, "report")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        one, other = csv.DictReader(file)
+    one, other = read_table(path)
     assert one["seed"] == "['a;'=1']" and other["seed"] == "-1" and other["note"] == ""
 
 
@@ -135,9 +119,8 @@ def test_lone_surrogates_are_escaped(tmp_path):
     left_out = [{"id": "\ud800", "prompt": "a \udfff", "note": "left out"}]
     texts = {"prompt": "\ud800"}
     paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, IMAGES[0], tmp_path, "r", texts, left_out)
-    assert json.loads(paths[1].read_text(encoding="utf-8"))["left_out"] == left_out
-    with paths[0].open(newline="", encoding="utf-8-sig") as file:
-        assert [line["id"] for line in csv.DictReader(file)] == ["\\ud83d", "\\ud800"]
+    assert read_json(paths[1])["left_out"] == left_out
+    assert [line["id"] for line in read_table(paths[0])] == ["\\ud83d", "\\ud800"]
     with Image.open(paths[2]) as sheet:
         assert sheet.info["prompt"] == "\\ud800"
 
@@ -145,9 +128,7 @@ def test_lone_surrogates_are_escaped(tmp_path):
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
 def test_positions_of_images_on_the_sheet(columns, shape):
     sheet = collect.contact_sheet(IMAGES, [""] * 5, columns, width=50)
-    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), (
-        "images must have the aspect ratio 2:1 and gaps between them"
-    )
+    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "images have the aspect ratio 2:1 and gaps"
     for number, color in enumerate(COLORS):
         assert sheet.getpixel((8 + number % shape[0] * 58 + 25, 8 + number // shape[0] * 33 + 12)) == color
 

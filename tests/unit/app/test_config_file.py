@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from adt_core import cli
+from tests.command import words
 
 VALUES = {"prompt": "a cat", "output": "a.png", "guidance-scale": 2.5, "size": [768, 512], "top_k": 20}
 
@@ -32,12 +33,10 @@ def parse(*argv):
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_options_of_the_file_are_those_of_the_command_line(config, place):
     file = config({**VALUES, "compare": True, "overwrite": False, "suffix": None})
-    wanted = ["--config", file], ["--seed", "3"]
-    found = parse("generate", *[word for words in (wanted if place == "before" else wanted[::-1]) for word in words])
-    expected = (
-        "generate --prompt=a\tcat --output a.png --guidance-scale 2.5 --size 768x512 --top-k 20 --compare --seed 3"
-    )
-    assert found == parse(*(word.replace("\t", " ") for word in expected.split(" ")))
+    given = [f"--config={file}", "--seed=3"]
+    found = parse("generate", *(given if place == "before" else given[::-1]))
+    expected = words("generate", prompt="a cat", output="a.png", guidance_scale=2.5, size="768x512", top_k=20, seed=3)
+    assert found == parse(*expected, "--compare")
 
 
 def test_options_on_the_command_line_win(config):
@@ -53,7 +52,7 @@ def test_toml(config):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "sentence"),
     [
         ({**VALUES, "stepz": 3}, "--config: 'run.json' has 'stepz', which is no option of generate; remove it."),
         ({**VALUES, "minutes": 3}, "has 'minutes', which is no option of generate"),
@@ -66,9 +65,8 @@ def test_toml(config):
         (None, "can't be read"),
     ],
 )
-def test_errors_name_the_file_and_the_entry(config, capsys, values, words):
+def test_errors_name_the_file_and_the_entry(config, capsys, values, sentence):
     file = "nowhere.json" if values is None else config(values)
     assert cli.main(["generate", "--config", file, "--device", "cpu"]) == 2
-    assert (
-        words in capsys.readouterr().err and sorted(path.name for path in Path().iterdir()) == [file][values is None :]
-    )
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == [file][values is None :]

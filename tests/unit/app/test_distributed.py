@@ -1,9 +1,5 @@
-"""Tests of workers on Ray.
+"""Tests of workers on Ray: the results equal those of a single process, even if a worker or a machine is lost."""
 
-The results must equal the results of a single process, even if a worker or a machine is lost.
-"""
-
-import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +15,7 @@ from adt_core.app import generate as command
 from adt_core.lab import benchmark, records
 from adt_core.recipe import Placement
 from adt_core.run import store
-from tests.command import read_lines, words
+from tests.command import read_json, read_lines, words
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]
@@ -51,9 +47,8 @@ def cluster(ray):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("RAY_worker_niceness", "0")  # otherwise, other tests in parallel would slow the workers down
-        found = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE}
-        )
+        head = {"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE}
+        found = Cluster(initialize_head=True, head_node_args=head)
         yield found
         found.shutdown()
 
@@ -63,17 +58,15 @@ def run(tiny, capsys):
     """Return a function that runs a command. It returns the exit code, standard output and standard error."""
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt"}
     usual |= {"device": "cpu", "dtype": "float64"}
-    return lambda command, output, **given: (
-        cli.main(words(command, **usual | {"output": output} | given)),
-        *capsys.readouterr(),
-    )
+
+    def run(command, output, **given):
+        return cli.main(words(command, **usual | {"output": output} | given)), *capsys.readouterr()
+
+    return run
 
 
 def fragile(module, maker, folder):
-    """Return a factory of workers.
-
-    A worker is killed KILLS times after it has generated the image of prompt LOST, before it returns the image.
-    """
+    """Return a factory of workers. A worker is killed KILLS times before it returns the images of the prompt LOST."""
     name = module.__name__  # workers import the module without patches
 
     def build(*arguments):
@@ -106,20 +99,11 @@ def tries(folder):
     return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
 
 
-def load(path):
-    return json.loads(Path(path).read_text(encoding="utf-8"))
-
-
 def without_times(decodings):
     """Return the rounds of traces without their times, and without the forward passes that the batch shared."""
+    omitted = dict.fromkeys(("seconds", "drafting", "drafter_forwards"))
     return [
-        [
-            d["image"],
-            d["prompt"],
-            d["acceptance"],
-            [{**r, "seconds": 0, "drafting": 0, "drafter_forwards": 0} for r in d["rounds"]],
-        ]
-        for d in decodings
+        [d["image"], d["prompt"], d["acceptance"], [{**round, **omitted} for round in d["rounds"]]] for d in decodings
     ]
 
 
@@ -146,8 +130,8 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     for name in names[: 2 * len(PROMPTS)]:
         with Image.open(f"single/{name}") as one, Image.open(f"spread/{name}") as two:
             assert one.tobytes() == two.tobytes() and one.info["parameters"] == two.info["parameters"]
-    single = load("single/report.json")
-    spread = load("spread/report.json")
+    single = read_json("single/report.json")
+    spread = read_json("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
     for counted in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert single[counted] == pytest.approx(spread[counted])
@@ -163,8 +147,8 @@ COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate pic
 
 def assert_same_results(prompts):
     """Check that a benchmark in one process and a benchmark with two workers have the same results."""
-    single = load("single/results.json")
-    spread = load("spread/results.json")
+    single = read_json("single/results.json")
+    spread = read_json("spread/results.json")
     assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
     for one, two in zip(single["records"], spread["records"]):
         assert one["prompt"] == two["prompt"]
@@ -235,9 +219,8 @@ def test_a_worker_writes_its_images_only_into_a_shared_folder(tiny, folder, is_s
         mark.touch()
     given = {"model": str(tiny / "target"), "drafter": str(tiny / "drafter"), "dtype": "float64"}
     files = args.OutputArgs(output=Path("out"))
-    wanted = args.GenerateArgs(
-        files, args.InputArgs(prompts=Path("list.txt")), given, placement=Placement(device="cpu")
-    )
+    inputs = args.InputArgs(prompts=Path("list.txt"))
+    wanted = args.GenerateArgs(files, inputs, given, placement=Placement(device="cpu"))
     worker = generate_worker.GenerateWorker(replace(command.plan(wanted), mark=mark))
     [image] = [image for step in worker([2]) for image in step.images]
     assert image.job.number == 2 and (image.png is None) == is_shared
@@ -282,9 +265,8 @@ def test_an_address_without_a_cluster(ray, run):
 
 @pytest.mark.long
 def test_a_cluster_that_is_too_small(run, cluster):
-    assert_refused(
-        run("generate", "out", workers=3, ray_address=cluster.address), "--workers is 3", "CPU", "has only 2"
-    )
+    result = run("generate", "out", workers=3, ray_address=cluster.address)
+    assert_refused(result, "--workers is 3", "CPU", "has only 2")
     assert_refused(run("generate", "out", ray_address=cluster.address, device="cuda"), "GPU", "--device cpu")
 
 

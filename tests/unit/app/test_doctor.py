@@ -1,7 +1,4 @@
-"""Tests of the report on how a model runs on a machine.
-
-The report must list the methods whose tokens differ from plain decoding, and must contain no paths.
-"""
+"""Tests of the report on how a model runs on a machine."""
 
 import re
 from pathlib import Path

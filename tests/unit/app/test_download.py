@@ -1,11 +1,8 @@
-"""Tests of downloads of published models.
+"""Tests of downloads of published models with the real huggingface_hub, from the local server of tests/hub.py.
 
-A download must be complete, verified and resumable, and must not replace existing files. The client is the real
-huggingface_hub. The server is a local stand-in for the Hub (tests/hub.py). test_odd_servers.py has the tests with
-servers that misbehave.
+test_odd_servers.py has the tests with servers that misbehave.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +14,7 @@ import pytest
 
 from adt_core.app.download import PART, STATE, DownloadPart, download_parts
 from adt_core.models.repositories import Download
+from tests.command import read_json
 from tests.hub import COMMIT
 from tests.odd_answers import listing
 from tests.raising import raises_key
@@ -24,6 +22,7 @@ from tests.small_download import CODEC, COMPLETE, MODEL, REPOSITORIES, WEIGHTS, 
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = f"{STATE}/someone--model.json"
+OF_MODEL = {name.removeprefix("model/"): content for name, content in COMPLETE.items() if name != "codec.pt"}
 
 
 def test_only_files_that_a_loader_reads_are_downloaded(hub, downloads):
@@ -150,9 +149,8 @@ def test_all_folders_of_a_download_are_locked(hub, tmp_path):
     reports = []
     download_parts([drafter], reports.append, lambda: None)
     run.join()
-    assert (
-        "waiting" in map(state, reports) and hub.fetched().count("/someone/codecs/resolve/" + COMMIT + "/codec.pt") == 1
-    )
+    assert "waiting" in map(state, reports)
+    assert hub.fetched().count(f"/someone/codecs/resolve/{COMMIT}/codec.pt") == 1
 
 
 def test_waiting_for_another_download_can_be_cancelled(hub, downloads, tmp_path):
@@ -182,11 +180,6 @@ def test_staged_files_are_checked(hub, downloads, content):
     downloads.parts()["model.safetensors"].write_bytes(content)
     downloads.get(MODEL)
     assert downloads.files()["model/model.safetensors"] == WEIGHTS
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch):
-    monkeypatch.setattr("adt_core.app.download.PAUSE", 0.01)
 
 
 def leave_part(hub, downloads, content: bytes) -> Path:
@@ -289,9 +282,7 @@ def test_incomplete_folders_are_completed_in_place(hub, downloads, there):
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(b"{}")
     downloads.get(MODEL)
-    assert downloads.files() == {
-        f"{there}/{name.removeprefix('model/')}": content for name, content in COMPLETE.items() if name != "codec.pt"
-    }
+    assert downloads.files() == {f"{there}/{name}": content for name, content in OF_MODEL.items()}
     assert DownloadPart(MODEL, downloads.home).is_complete and not (downloads.home / "model").exists()
 
 
@@ -337,10 +328,8 @@ def test_parts_in_several_folders_are_complete_only_together(hub, downloads, rem
 
 def test_the_first_download_records_commit_and_hashes(hub, downloads):
     downloads.get()
-    record = json.loads((downloads.home / RECORD).read_text(encoding="utf-8"))
-    assert record["commit"] == COMMIT and record["files"].keys() == {
-        name.removeprefix("model/") for name in COMPLETE if name != "codec.pt"
-    }
+    record = read_json(downloads.home / RECORD)
+    assert record["commit"] == COMMIT and record["files"].keys() == OF_MODEL.keys()
 
 
 def test_later_downloads_request_the_recorded_commit(hub, downloads):

@@ -1,7 +1,4 @@
-"""Tests of alternatives such as {red|blue} in prompts.
-
-The user can choose one alternative by seed, all combinations, or no expansion.
-"""
+"""Tests of alternatives such as {red|blue} in prompts: one by seed, all combinations, or no expansion."""
 
 import random
 import re
@@ -101,10 +98,7 @@ def test_combinations_become_prompts_with_numbered_ids():
 
 
 def test_random_choices_depend_only_on_the_seed_and_the_position():
-    """Equal lines of a list must get different choices.
-
-    The choice of a line must not depend on other lines. Global random generators must not be used.
-    """
+    """Equal lines get different choices, which don't depend on other lines or on global random generators."""
     line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
     first = texts("\n".join([line] * 20), RANDOM, 3)

@@ -32,12 +32,9 @@ def site(tmp_path):
     package = site / "my_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from .streak import Streak\n", encoding="utf-8")
+    texts = [block.text for block in blocks(ROOT / "docs" / "architecture.md")]
     for name, inside in (("policies/streak", "policies"), ("drafters/last_token", "drafters")):
-        (text,) = [
-            block.text
-            for block in blocks(ROOT / "docs" / "architecture.md")
-            if block.text.startswith(f"# adt_core/{name}.py\n")
-        ]
+        (text,) = [text for text in texts if text.startswith(f"# adt_core/{name}.py\n")]
         text = text.replace("from ..", "from adt_core.").replace("from .base", f"from adt_core.{inside}.base")
         (package / f"{Path(name).name}.py").write_text(text, encoding="utf-8")
     metadata = site / "my_package-1.0.dist-info"
@@ -69,11 +66,8 @@ def test_the_command_line_uses_the_classes_of_other_packages(run, tiny, tmp_path
     own = {"method": "streak", "longest": 3, "drafter": "last-token"}
     warned = run("-m", "adt_core", *words("generate", **given, output="b.png", tokens="b.jsonl", **own))
     assert read_grids(tmp_path / "a.jsonl") == read_grids(tmp_path / "b.jsonl")
-    for name, problem in (
-        ("auto", "the name is taken"),
-        ("no-policy", "it is no Policy"),
-        ("missing", "ModuleNotFound"),
-    ):
+    problems = {"auto": "the name is taken", "no-policy": "it is no Policy", "missing": "ModuleNotFound"}
+    for name, problem in problems.items():
         assert f"adt_tree.policies '{name}'" in warned and problem in warned
 
 

@@ -1,8 +1,4 @@
-"""Tests of a disk that becomes full during a command.
-
-Whichever write fails, the command must print one error message and keep finished results. When the disk has free space
-again, the same command must resume.
-"""
+"""Tests of a disk that becomes full during a command. When it has free space again, the same command must resume."""
 
 import json
 import os

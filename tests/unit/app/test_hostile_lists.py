@@ -69,7 +69,7 @@ def test_the_number_of_prompts_is_limited(tmp_path, monkeypatch):
 )
 def test_json_of_another_shape_is_described(tmp_path, value):
     (tmp_path / "p.json").write_text(json.dumps(value), encoding="utf-8")
-    with raises_key("prompts.bad_format", reason="expected") as refused:
+    with raises_key("prompts.bad_format", path="p.json", reason="expected") as refused:
         read_all(tmp_path / "p.json")
     assert str(refused.value).isprintable()
 
@@ -117,44 +117,3 @@ def test_odd_texts_get_a_remark(text, words):
     found = remarks([PromptEntry("7", text), PromptEntry("8", "a dog")])
     assert words in found if words else not found
     assert not words or ("'7'" in found and found.isprintable())
-
-
-# ---- Parquet --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def parquet(tmp_path):
-    """Return a function that writes a Parquet table of columns and reads its prompts."""
-    pyarrow = pytest.importorskip("pyarrow")
-    writer = pytest.importorskip("pyarrow.parquet")
-
-    def run(columns, types=None):
-        writer.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
-        return read_all(tmp_path / "p.parquet")
-
-    return run
-
-
-def test_equal_texts_of_a_small_parquet_table_are_not_copied(parquet):
-    pyarrow = pytest.importorskip("pyarrow")
-    one = pyarrow.array(["x" * 1_000_000])
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 50_000, pyarrow.int32()), one)
-    before = pyarrow.total_allocated_bytes()
-    with raises_key("prompts.bad_format", reason="its texts have more than 256 MiB: divide it"):
-        parquet({"prompt": column})
-    assert pyarrow.total_allocated_bytes() - before < 300e6
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [{"prompt": [b"a"]}, {"prompt": [["a"]]}, {"prompt": [{"a": 1}]}, {"prompt": [1]}]
-    + [{"prompt": ["a"], "id": [[1]]}, {"prompt": ["a"], "seed": [{"a": 1}]}, {"prompt": ["a"], "id": [b"1"]}],
-)
-def test_other_types_of_columns_are_refused(parquet, columns):
-    with raises_key("prompts.bad_format", reason="has the type"):
-        parquet(columns)
-
-
-def test_null_and_numbers_of_parquet_tables(parquet):
-    found = parquet({"Prompt": ["a", None, "c"], "id": [5, None, 7], "seed": [1.0, None, 3.0]})
-    assert found == [PromptEntry("5", "a", 1), PromptEntry("2", ""), PromptEntry("7", "c", 3)]

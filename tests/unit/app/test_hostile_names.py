@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -54,8 +55,6 @@ def test_names_in_errors_of_the_command_line(tmp_path, capsys, name):
 
 
 def test_names_of_tensors_in_inspect(tmp_path, tiny, capsys):
-    import shutil
-
     shutil.copytree(tiny / "target", tmp_path / "m")
     save_file({TITLE: np.zeros(1, np.float32)}, tmp_path / "m" / "model-extra.safetensors")
     cli.main(["inspect", str(tmp_path / "m")])
@@ -68,10 +67,6 @@ def test_progress_bars_still_move(monkeypatch):
     raw = io.StringIO()
     monkeypatch.setattr("sys.stderr", raw)
     with tolerant_stderr():
-        write_all()
+        for text in ("\r  5%|", "\n", "\x1b[A", f"\r{TITLE}\r", "\x1b[A\x1b[2J"):
+            sys.stderr.write(text)
     assert raw.getvalue().startswith("\r  5%|\n\x1b[A\r\\u001b]0;owned") and "\x1b[2J" not in raw.getvalue()
-
-
-def write_all():
-    for text in ("\r  5%|", "\n", "\x1b[A", f"\r{TITLE}\r", "\x1b[A\x1b[2J"):
-        sys.stderr.write(text)

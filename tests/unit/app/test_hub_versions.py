@@ -1,7 +1,6 @@
 """Tests of downloads with the oldest and the newest huggingface_hub that can be installed with this pack.
 
-The oldest is what transformers 4.48, the oldest supported version, requires. It uses the library requests, newer ones
-use httpx.
+The oldest is what transformers 4.48 requires. It uses the library requests, newer ones use httpx.
 """
 
 import os

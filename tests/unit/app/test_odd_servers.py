@@ -1,8 +1,4 @@
-"""Tests of downloads from servers that misbehave, and of the messages about them; see tests/odd_answers.py.
-
-A download must end, must not write more than the server announced, must be cancelled at once, and must keep what has
-arrived.
-"""
+"""Tests of downloads from servers that misbehave, and of the messages about them; see tests/odd_answers.py."""
 
 import gzip
 import os
@@ -20,7 +16,7 @@ from huggingface_hub import constants
 
 from adt_core import AdtError
 from adt_core.app import hub as requests
-from tests.hub import COMMIT, blob_id
+from tests.hub import COMMIT
 from tests.odd_answers import (
     MOST,
     by_range,
@@ -40,11 +36,6 @@ ROOT = Path(__file__).resolve().parents[3]
 FILE = "/resolve/" + COMMIT + "/model.safetensors"
 LIST = "/api/models/someone/model/revision/main"
 SIZE = len(WEIGHTS)
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch):
-    monkeypatch.setattr("adt_core.app.download.PAUSE", 0.01)
 
 
 def written(downloads) -> int:
@@ -112,21 +103,18 @@ def test_bytes_after_the_announced_size_are_not_read(hub, downloads):
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
 def test_errors_that_pass_are_retried(hub, downloads, status):
-    hub.odd = {LIST: in_turn(plain(status, Retry_After="1"), lambda handler: hub_list(hub, handler))}
-    hub.odd[FILE] = in_turn(plain(status, Retry_After="1"), by_range(WEIGHTS))
+    def once(end):
+        def answer(handler):
+            del hub.odd[end]
+            plain(status, Retry_After="1")(handler)
+
+        return answer
+
+    hub.odd = {end: once(end) for end in (LIST, FILE)}
     reports = downloads.get(MODEL)
     assert "model/model.safetensors" in downloads.files()
     waits = [report.message for report in reports if state(report) == "retrying"]
     assert waits == ["The Hub did not answer properly (1 of 3 attempts); next attempt in 1 s"] * 2
-
-
-def hub_list(hub, handler) -> None:
-    """Answer with the list of files of the small model."""
-    siblings = [
-        {"rfilename": name, "size": len(content), "blobId": blob_id(content)}
-        for name, content in hub.repositories["someone/model"].items()
-    ]
-    listing(sha=COMMIT, siblings=siblings)(handler)
 
 
 @pytest.mark.parametrize("end", [LIST, FILE])
@@ -191,37 +179,27 @@ def test_pages_of_networks_are_recognised_at_once(hub, downloads):
         downloads.get()
 
 
-def entry(path: str) -> dict:
-    """Return the entry of a file in the list of a repository."""
-    return {"rfilename": path, "size": 2, "blobId": "a" * 40}
+ENTRY = {"rfilename": "config.json", "size": 2, "blobId": "a" * 40}
+"""Valid entry in the list of a repository."""
+ODD_ENTRIES = [
+    *(ENTRY | {"rfilename": name} for name in (3, "a" * 10**6, f"{'a' * 10**6}-00001-of-99999.safetensors")),
+    *(ENTRY | {"rfilename": name} for name in ("a/" * 3000 + "config.json", "\ud800.json")),
+    *(ENTRY | change for change in ({"size": -2}, {"size": True}, {"blobId": "x"}, {"lfs": "yes"})),
+    *(1, {"rfilename": "config.json"}),
+]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        plain(200),
-        plain(200, b"{"),
-        plain(200, b"[" * 10**5),
-        plain(200, b"[]"),
-        plain(200, b"null"),
-        plain(200, b"\xff"),
+        *(plain(200, content) for content in (b"", b"{", b"[" * 10**5, b"[]", b"null", b"\xff")),
         listing(),
         listing(sha=COMMIT, siblings=None),
-        listing(sha=COMMIT, siblings=[1]),
         listing(sha=COMMIT, siblings={"a": 1}),
         listing(sha="main", siblings=[]),
         listing(sha=None, siblings=[]),
-        listing(sha=COMMIT, siblings=[{"rfilename": "config.json"}]),
-        listing(sha=COMMIT, siblings=[{"rfilename": 3, "size": 2, "blobId": "a" * 40}]),
-        listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": -2, "blobId": "a" * 40}]),
-        listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": True, "blobId": "a" * 40}]),
-        listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": 2, "blobId": "x"}]),
-        listing(sha=COMMIT, siblings=[{"rfilename": "config.json", "size": 2, "blobId": "a" * 40, "lfs": "yes"}]),
-        listing(sha=COMMIT, siblings=[entry("a" * 10**6)]),
-        listing(sha=COMMIT, siblings=[entry(f"{'a' * 10**6}-00001-of-99999.safetensors")]),
-        listing(sha=COMMIT, siblings=[entry("a/" * 3000 + "config.json")]),
-        listing(sha=COMMIT, siblings=[entry("\ud800.json")]),
-        listing(sha=COMMIT, siblings=[entry(str(number)) for number in range(10_001)]),
+        listing(sha=COMMIT, siblings=[ENTRY | {"rfilename": str(number)} for number in range(10_001)]),
+        *(listing(sha=COMMIT, siblings=[entry]) for entry in ODD_ENTRIES),
         endless(),
     ],
 )
@@ -235,11 +213,7 @@ def test_odd_lists_are_refused(hub, downloads, answer):
 @pytest.mark.parametrize(
     "prepare, key, values",
     [
-        (
-            lambda hub: hub.gated.add("someone/model"),
-            "hub.gated",
-            {"page": "https://huggingface.co/someone/model"},
-        ),
+        (lambda hub: hub.gated.add("someone/model"), "hub.gated", {"page": "https://huggingface.co/someone/model"}),
         (lambda hub: hub.private.add("someone/model"), "hub.no_access", {"status": 401}),
         (lambda hub: hub.repositories.pop("someone/model"), "hub.no_access", {"status": 404}),
         (lambda hub: hub.repositories["someone/codecs"].pop("codec.pt"), "download.missing_file", {"file": "codec.pt"}),

@@ -27,42 +27,48 @@ from tests.raising import raises_key
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_plain_text(tmp_path):
-    (tmp_path / "p.txt").write_text("\ufeffa cat \n\n  a dog\n", encoding="utf-8")
-    assert read_prompts(tmp_path / "p.txt") == ["a cat", "a dog"]
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function that writes a file and returns its path."""
+
+    def write(name, text, encoding="utf-8"):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        return tmp_path / name
+
+    return write
+
+
+def coco(*captions, **more) -> str:
+    """Return the content of a file of MS-COCO with captions (image id, id, caption)."""
+    names = "image_id", "id", "caption"
+    return json.dumps({**more, "annotations": [dict(zip(names, caption)) for caption in captions]})
+
+
+@pytest.mark.parametrize(
+    "name, text, prompts",
+    [
+        ("p.txt", "\ufeffa cat \n\n  a dog\n", ["a cat", "a dog"]),
+        (
+            "PartiPrompts.tsv",
+            'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n',
+            ["bond", 'a sign that says "Hi"'],
+        ),
+        ("p.jsonl", '"a cat"\n\n{"prompt": "a dog", "id": 1}\n{"caption": "a cow"}\n', ["a cat", "a dog", "a cow"]),
+        ("p.json", '["a cat", "a dog"]', ["a cat", "a dog"]),
+    ],
+)
+def test_formats(saved, name, text, prompts):
+    assert read_prompts(saved(name, text)) == prompts
 
 
 @pytest.mark.parametrize("caption, expected", [("first", ["a cat", "dogs"]), ("longest", ["a cat on a mat", "dogs"])])
-def test_coco_captions_one_per_image(tmp_path, caption, expected):
-    annotations = [
-        {"image_id": 9, "id": 4, "caption": "dogs"},
-        {"image_id": 3, "id": 7, "caption": "a cat on a mat"},
-        {"image_id": 3, "id": 2, "caption": "a cat\n"},
-    ]
-    (tmp_path / "captions_val2017.json").write_text(
-        json.dumps({"images": [], "annotations": annotations}), encoding="utf-8"
-    )
-    assert read_prompts(tmp_path / "captions_val2017.json", caption=caption) == expected
-    assert [prompt.id for prompt in read_all(tmp_path / "captions_val2017.json", caption)] == ["3", "9"]
-    everything = read_all(tmp_path / "captions_val2017.json", "all")
+def test_coco_captions_one_per_image(saved, caption, expected):
+    captions = (9, 4, "dogs"), (3, 7, "a cat on a mat"), (3, 2, "a cat\n")
+    path = saved("captions_val2017.json", coco(*captions, images=[]))
+    assert read_prompts(path, caption=caption) == expected
+    assert [prompt.id for prompt in read_all(path, caption)] == ["3", "9"]
+    everything = read_all(path, "all")
     assert [prompt[:2] for prompt in everything] == [("2", "a cat"), ("7", "a cat on a mat"), ("4", "dogs")]
-
-
-def test_parti_prompts(tmp_path):
-    (tmp_path / "PartiPrompts.tsv").write_text(
-        'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\na sign that says "Hi"\tWorld\tWriting\tx\n',
-        encoding="utf-8",
-    )
-    assert read_prompts(tmp_path / "PartiPrompts.tsv") == ["bond", 'a sign that says "Hi"']
-
-
-def test_json_lines_and_lists(tmp_path):
-    (tmp_path / "p.jsonl").write_text(
-        '"a cat"\n\n{"prompt": "a dog", "id": 1}\n{"caption": "a cow"}\n', encoding="utf-8"
-    )
-    assert read_prompts(tmp_path / "p.jsonl") == ["a cat", "a dog", "a cow"]
-    (tmp_path / "p.json").write_text('["a cat", "a dog"]', encoding="utf-8")
-    assert read_prompts(tmp_path / "p.json") == ["a cat", "a dog"]
 
 
 ROWS = {
@@ -73,24 +79,22 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_settings_of_single_prompts(tmp_path, name):
-    (tmp_path / name).write_text(ROWS[name], encoding="utf-8")
-    found = [dict(prompt.settings) for prompt in read_all(tmp_path / name)]
+def test_settings_of_single_prompts(saved, name):
+    found = [dict(prompt.settings) for prompt in read_all(saved(name, ROWS[name]))]
     assert found == [{"size": (512, 768)}, {"guidance_scale": 3.5, "negative_prompt": "blur, noise"}]
 
 
 @pytest.mark.parametrize(
     "column, value", [("size", "large"), ("size", "512"), ("guidance_scale", "high"), ("guidance_scale", "nan")]
 )
-def test_invalid_settings_of_single_prompts(tmp_path, column, value):
-    (tmp_path / "p.csv").write_text(f"prompt,{column}\na cat,{value}\n", encoding="utf-8")
+def test_invalid_settings_of_single_prompts(saved, column, value):
     with raises_key("prompts.bad_format", reason=f"row 1, column '{column}' is '{value}'; expected: "):
-        read_all(tmp_path / "p.csv")
+        read_all(saved("p.csv", f"prompt,{column}\na cat,{value}\n"))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"], ids=ascii)
-def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
+def test_other_line_separators_are_part_of_a_prompt(saved, inside, end):
     """In JSON and in tables, these characters don't need an escape."""
     cat = f"a cat{inside}on a mat"
     texts = {
@@ -99,8 +103,7 @@ def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
         "p.txt": [cat, "a dog"],
     }
     for name, lines in texts.items():
-        (tmp_path / name).write_bytes(end.join([*lines, ""]).encode())
-        assert read_prompts(tmp_path / name) == [cat, "a dog"]
+        assert read_prompts(saved(name, end.join([*lines, ""]))) == [cat, "a dog"]
     assert [prompt.text for prompt in parse_lines(end.join(texts["p.txt"]))] == [cat, "a dog"]
 
 
@@ -108,8 +111,6 @@ def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
     "name, text, key",
     [
         ("a.json", "{", "prompts.bad_format"),
-        ("a.json", "{}", "prompts.bad_format"),
-        ("a.json", '{"annotations": [1]}', "prompts.bad_format"),
         ("a.json", "[1]", "prompts.bad_format"),
         ("a.jsonl", "{}", "prompts.bad_format"),
         ("a.jsonl", "1", "prompts.bad_format"),
@@ -118,10 +119,9 @@ def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
         ("a.json", "[]", "prompts.empty_file"),
     ],
 )
-def test_invalid_files_are_reported(tmp_path, name, text, key):
-    (tmp_path / name).write_text(text, encoding="utf-8")
+def test_invalid_files_are_reported(saved, name, text, key):
     with raises_key(key, path=name):
-        read_prompts(tmp_path / name)
+        read_prompts(saved(name, text))
 
 
 def test_a_sample_depends_on_its_seed():
@@ -130,53 +130,36 @@ def test_a_sample_depends_on_its_seed():
     assert sorted(sample(prompts, 99, 1)) == sorted(prompts)
 
 
-def test_ids_are_read_or_line_numbers(tmp_path):
+def test_ids_are_read_or_line_numbers(saved):
     files = {
-        "p.txt": "a cat\n\na dog\n",
-        "p.json": '["a cat", " ", "a dog"]',
-        "p.jsonl": '{"prompt": "a cat", "id": "x/7"}\n\n"a dog"\n',
-        "p.tsv": "Prompt\tNote\na cat\t\na dog\t\n",
+        "p.txt": ("a cat\n\na dog\n", "1", "3"),
+        "p.json": ('["a cat", " ", "a dog"]', "1", "3"),
+        "p.jsonl": ('{"prompt": "a cat", "id": "x/7"}\n\n"a dog"\n', "x/7", "3"),
+        "p.tsv": ("Prompt\tNote\na cat\t\na dog\t\n", "1", "2"),
     }
-    found = {}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        found[name] = non_blank(read_all(tmp_path / name))
-    assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(
-        files, ["a cat", "a dog"]
-    )
-    assert {name: [prompt.id for prompt in prompts] for name, prompts in found.items()} == {
-        "p.txt": ["1", "3"],
-        "p.json": ["1", "3"],
-        "p.jsonl": ["x/7", "3"],
-        "p.tsv": ["1", "2"],
-    }
+    for name, (text, *ids) in files.items():
+        found = non_blank(read_all(saved(name, text)))
+        assert found == [PromptEntry(id, prompt) for id, prompt in zip(ids, ("a cat", "a dog"))], name
     assert parse_lines(" a cat\n\n \na dog \n") == [PromptEntry("1", "a cat"), PromptEntry("4", "a dog")]
     assert parse_lines(" \n") == []
 
 
-def test_blank_prompts_are_reported(tmp_path):
+def test_blank_prompts_are_reported(saved):
     """In a table or in JSON, a prompt without text is probably a mistake. Blank lines only separate prompts."""
-    annotations = [
-        {"image_id": 9, "id": 1, "caption": " "},
-        {"image_id": 3, "id": 2, "caption": ""},
-        {"image_id": 3, "id": 3, "caption": "a cat"},
-    ]
     files = {
         "p.json": ('["", "a cat", " "]', ["1", "3"]),
-        "coco.json": (json.dumps({"annotations": annotations}), ["9"]),
+        "coco.json": (coco((9, 1, " "), (3, 2, ""), (3, 3, "a cat")), ["9"]),
         "p.jsonl": ('{"prompt": " ", "id": "x/7"}\n\n"a dog"\n', ["x/7"]),
         "p.tsv": ("Prompt\tNote\na cat\t\n\n\t\n\t1\n", ["2"]),
     }
     for name, (text, blank) in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        found = read_all(tmp_path / name)
+        found = read_all(saved(name, text))
         names = ", ".join(map(repr, blank))
         assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
         assert [prompt.id for prompt in found if prompt not in non_blank(found)] == blank
-    (tmp_path / "p.txt").write_text("\na cat\n\n \na dog\n\n", encoding="utf-8")
-    assert blank_note(read_all(tmp_path / "p.txt")) == ""
-    (tmp_path / "nine.json").write_text(json.dumps([""] * 9 + ["a"]), encoding="utf-8")
-    assert blank_note(read_all(tmp_path / "nine.json")).endswith("left out: '1', '2', '3', '4', '5' and others.")
+    assert blank_note(read_all(saved("p.txt", "\na cat\n\n \na dog\n\n"))) == ""
+    nine = read_all(saved("nine.json", json.dumps([""] * 9 + ["a"])))
+    assert blank_note(nine).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
 def test_comments_in_plain_text_are_ignored():
@@ -185,31 +168,38 @@ def test_comments_in_plain_text_are_ignored():
     assert found == [PromptEntry("2", "a house"), PromptEntry("4", "#1 on a shirt")]
 
 
-def test_the_first_non_blank_caption_is_used(tmp_path):
-    annotations = [{"image_id": 3, "id": id, "caption": text} for id, text in enumerate([" ", "a cat", "a dog"])]
-    (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
-    assert read_prompts(tmp_path / "coco.json") == ["a cat"]
+def test_the_first_non_blank_caption_is_used(saved):
+    assert read_prompts(saved("coco.json", coco((3, 0, " "), (3, 1, "a cat"), (3, 2, "a dog")))) == ["a cat"]
 
 
-def test_seeds_of_a_list(tmp_path):
-    (tmp_path / "p.jsonl").write_text(
-        '{"prompt": "a cat", "seed": 7}\n"a dog"\n{"prompt": "a cow", "seed": "9"}\n', encoding="utf-8"
-    )
-    (tmp_path / "p.tsv").write_text(f"Prompt\tSeed\na cat\t{2**64 - 1}\na dog\t\n", encoding="utf-8")
-    assert [prompt.seed for prompt in read_all(tmp_path / "p.jsonl")] == [7, None, 9]
-    assert [prompt.seed for prompt in read_all(tmp_path / "p.tsv")] == [2**64 - 1, None]
+@pytest.mark.parametrize(
+    "seed, number",
+    [(None, None), (7, 7), ("9", 9), (7.0, 7), ("1.2E+5", 120000), ("1234567890123456789", 1234567890123456789)],
+)
+def test_seeds_of_json(saved, seed, number):
+    assert read_all(saved("p.jsonl", json.dumps({"prompt": "a cat", "seed": seed})))[0].seed == number
 
 
-@pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
-def test_invalid_seeds_are_reported(tmp_path, seed):
-    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n', encoding="utf-8")
-    with raises_key("prompts.bad_format", path="p.jsonl"):
-        read_all(tmp_path / "p.jsonl")
+LOST = "has lost its last digits; store the column as text"
+"""Spreadsheets and floating-point columns round large numbers; the image would have another seed than was meant."""
+
+
+@pytest.mark.parametrize(
+    "seed, reason",
+    [
+        *((seed, "a whole number") for seed in (-1, 1.5, True, "x", [1], 2**64, float("nan"))),
+        *((seed, LOST) for seed in ("1.23457E+18", "1.23457e18", 1.23457e18, float(2**60))),
+    ],
+)
+def test_invalid_seeds_of_json_are_reported(saved, seed, reason):
+    with raises_key("prompts.bad_format", path="p.jsonl", reason=reason):
+        read_all(saved("p.jsonl", json.dumps({"prompt": "a cat", "seed": seed})))
 
 
 @pytest.mark.parametrize(
     "text, seed",
     [
+        (str(2**64 - 1), 2**64 - 1),
         ("42", 42),
         ("42.0", 42),
         ('"1,234"', 1234),
@@ -219,22 +209,22 @@ def test_invalid_seeds_are_reported(tmp_path, seed):
         ("", None),
     ],
 )
-def test_seeds_of_a_table_in_any_notation(tmp_path, text, seed):
+def test_seeds_of_a_table_in_any_notation(saved, text, seed):
     """Spreadsheet programs and pandas write whole numbers like this."""
-    assert listed(tmp_path, "p.csv", f"prompt,seed\na cat,{text}\n")[0].seed == seed
+    assert read_all(saved("p.csv", f"prompt,seed\na cat,{text}\n"))[0].seed == seed
     if seed is not None and seed < 2**53:
-        assert listed(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "seed": float(seed)}))[0].seed == seed
+        assert read_all(saved("p.jsonl", json.dumps({"prompt": "a cat", "seed": float(seed)})))[0].seed == seed
 
 
 @pytest.mark.parametrize(
     "text",
     ["nan", "NaN", "-1", "1.5", "1e-3", "inf", "1E+20", "1E+999999", '"1,2345"', '"12,34"', "x", "0x10", "9" * 5000],
 )
-def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
+def test_an_invalid_seed_of_a_table_is_named(saved, text):
     value = text.strip('"')
-    place = f"row 2, column 'seed' is {shown(value)}"
-    with raises_key("prompts.bad_format", reason=f"{place}, but a whole number from 0 to 2**64 - 1 was expected"):
-        listed(tmp_path, "p.csv", f"prompt,seed\na dog,3\na cat,{text}\n")
+    reason = f"row 2, column 'seed' is {shown(value)}, but a whole number from 0 to 2**64 - 1 was expected"
+    with raises_key("prompts.bad_format", path="p.csv", reason=reason):
+        read_all(saved("p.csv", f"prompt,seed\na dog,3\na cat,{text}\n"))
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
@@ -251,8 +241,8 @@ def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
         ({"prompt": None}, PromptEntry("2", "")),
     ],
 )
-def test_values_of_json_lists(tmp_path, name, value, entry):
-    assert listed(tmp_path, name, _json_file(name, ["a house", value])) == [PromptEntry("1", "a house"), entry]
+def test_values_of_json_lists(saved, name, value, entry):
+    assert read_all(saved(name, _json_file(name, ["a house", value]))) == [PromptEntry("1", "a house"), entry]
 
 
 @pytest.mark.parametrize("name, place", [("p.json", "entry 2"), ("p.jsonl", "line 2")])
@@ -266,21 +256,19 @@ def test_values_of_json_lists(tmp_path, name, value, entry):
         ({"prompt": "a cat", "seed": "x"}, ", key 'seed' is 'x', but a whole number from 0 to 2**64 - 1"),
     ],
 )
-def test_other_values_of_json_lists_are_named(tmp_path, name, place, value, words):
+def test_other_values_of_json_lists_are_named(saved, name, place, value, words):
     with raises_key("prompts.bad_format", reason=place + words):
-        listed(tmp_path, name, _json_file(name, ["a house", value]))
+        read_all(saved(name, _json_file(name, ["a house", value])))
 
 
 def _json_file(name, values):
     return json.dumps(values) if name == "p.json" else "\n".join(map(json.dumps, values))
 
 
-def test_captions_of_coco_may_be_null(tmp_path):
-    captions = [{"id": 1, "image_id": 5, "caption": None}, {"id": 2, "image_id": 5, "caption": "a cat"}]
-    assert listed(tmp_path, "p.json", json.dumps({"annotations": captions})) == [PromptEntry("5", "a cat")]
-    captions[1]["caption"] = 3
+def test_captions_of_coco_may_be_null(saved):
+    assert read_all(saved("p.json", coco((5, 1, None), (5, 2, "a cat")))) == [PromptEntry("5", "a cat")]
     with raises_key("prompts.bad_format", reason="the caption 2 is 3, but a text was expected"):
-        listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
+        read_all(saved("p.json", coco((5, 1, None), (5, 2, 3))))
 
 
 def test_selection():
@@ -311,27 +299,16 @@ def test_file_names():
     assert slug("A red car, on a (wet) street!") == "a-red-car-on-a-wet-street"
     assert slug("a " * 50) == "-".join("a" * 20) and slug("x" * 99) == "x" * 40 and slug("?!") == ""
     assert slug("../../etc/passwd") == "etc-passwd"
-    assert file_stems(
-        [PromptEntry("7", "a cat"), PromptEntry("139", "dogs"), PromptEntry("x/7", "?"), PromptEntry("..", "/")]
-    ) == [
-        "007-a-cat",
-        "139-dogs",
-        "x-7",
-        "prompt",
-    ]
+    stems = {("7", "a cat"): "007-a-cat", ("139", "dogs"): "139-dogs", ("x/7", "?"): "x-7", ("..", "/"): "prompt"}
+    assert file_stems([PromptEntry(*entry) for entry in stems]) == list(stems.values())
 
 
 # ---- tables ------------------------------------------------------------------------------------------
 
 
-def listed(tmp_path, name, text, encoding="utf-8"):
-    (tmp_path / name).write_bytes(text.encode(encoding))
-    return read_all(tmp_path / name)
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("name, sign", [("p.csv", ","), ("p.csv", ";"), ("p.csv", "\t"), ("p.tsv", "\t")])
-def test_tables_with_quoted_cells(tmp_path, name, sign, end):
+def test_tables_with_quoted_cells(saved, name, sign, end):
     """In some languages, spreadsheet programs separate cells by semicolons."""
     rows = [
         f"ID{sign}Prompt{sign}note{sign} SEED ",
@@ -340,25 +317,21 @@ def test_tables_with_quoted_cells(tmp_path, name, sign, end):
         sign * 3,
         f"c{sign}a dog",
     ]
-    found = listed(tmp_path, name, end.join(["\ufeff" + rows[0], *rows[1:], ""]))
-    assert found == [
+    assert read_all(saved(name, end.join(["\ufeff" + rows[0], *rows[1:], ""]))) == [
         PromptEntry("a", f'a cat{sign} a "red" one', 7),
         PromptEntry("2", "two\nlines"),
         PromptEntry("c", "a dog"),
     ]
 
 
-def test_tables_with_only_prompts(tmp_path):
-    assert [prompt[:2] for prompt in listed(tmp_path, "p.csv", "caption\na cat\n\na dog\n")] == [
-        ("1", "a cat"),
-        ("2", "a dog"),
-    ]
+def test_tables_with_only_prompts(saved):
+    found = read_all(saved("p.csv", "caption\na cat\n\na dog\n"))
+    assert found == [PromptEntry("1", "a cat"), PromptEntry("2", "a dog")]
 
 
 @pytest.mark.parametrize("wording", ['"Hi" on a sign', '"Hi', 'a 5" pipe', '"Hi" and "Bye"'])
-def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
-    found = listed(tmp_path, "p.tsv", f"Prompt\tCategory\n{wording}\tx\na cat\ty\n")
-    assert [prompt.text for prompt in found] == [wording, "a cat"]
+def test_quotation_marks_of_parti_prompts_are_kept(saved, wording):
+    assert read_prompts(saved("p.tsv", f"Prompt\tCategory\n{wording}\tx\na cat\ty\n")) == [wording, "a cat"]
 
 
 @pytest.mark.parametrize(
@@ -374,13 +347,11 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
         ('prompt\n"Hi" on a sign\n', "; double every quotation mark inside quotation marks"),
         ('prompt\n"a cat\n', "line 2: unexpected end of data"),
         (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
-        ("prompt,seed\na cat,-1\n", "'-1', but a whole number"),
-        ("prompt,seed\na cat,red\n", "red"),
     ],
 )
-def test_invalid_tables_are_reported(tmp_path, text, words):
+def test_invalid_tables_are_reported(saved, text, words):
     with raises_key("prompts.bad_format", path="p.csv", reason=words) as caught:
-        listed(tmp_path, "p.csv", text)
+        read_all(saved("p.csv", text))
     assert "\n" not in str(caught.value)
 
 
@@ -389,21 +360,17 @@ def test_invalid_tables_are_reported(tmp_path, text, words):
 
 @pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.tsv", "p.json", "p.jsonl", "p.md"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "latin-1"])
-def test_other_encodings_are_rejected(tmp_path, name, encoding):
+def test_other_encodings_are_rejected(saved, name, encoding):
     """UTF-16 without a byte order mark can be valid UTF-8 with null characters."""
     text = "a caf\xe9" if encoding == "latin-1" else "a cat"
     with raises_key("prompts.not_text", path=name, kind="kind.other_encoding"):
-        listed(tmp_path, name, f"prompt\n{text}\n", encoding)
+        read_all(saved(name, f"prompt\n{text}\n", encoding))
 
 
 @pytest.mark.parametrize(
     "name, kind",
     [
-        ("p.docx", "kind.docx"),
-        ("p.DOCX", "kind.docx"),
-        ("p.xlsx", "kind.xlsx"),
-        ("p.odt", "kind.odt"),
-        ("p.zip", "kind.zip"),
+        *((f"p.{kind}", f"kind.{kind.lower()}") for kind in ("docx", "DOCX", "xlsx", "odt", "zip")),
         ("p.txt", "kind.zip"),
     ],
 )
@@ -414,13 +381,14 @@ def test_archives_are_rejected(tmp_path, name, kind):
         read_all(tmp_path / name)
 
 
-def test_other_files_are_rejected(tmp_path):
-    (tmp_path / "p.txt").write_bytes(b"%PDF-1.7\n\xb5\xb6\n")
-    (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    (tmp_path / "nul.txt").write_bytes(b"a cat\0")
-    for name in ("p.txt", "p.png", "nul.txt"):
-        with raises_key("prompts.not_text", path=name):
-            read_all(tmp_path / name)
+@pytest.mark.parametrize(
+    "name, content",
+    [("p.txt", b"%PDF-1.7\n\xb5\xb6\n"), ("p.png", b"\x89PNG\r\n\x1a\n"), ("nul.txt", b"a cat\0")],
+)
+def test_other_files_are_rejected(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with raises_key("prompts.not_text", path=name):
+        read_all(tmp_path / name)
 
 
 def test_suffixes_of_the_node():
@@ -450,8 +418,33 @@ def test_parquet_tables(write_parquet):
     assert read_prompts(write_parquet(caption=["no"], prompt=["a cow"])) == ["a cow"]
 
 
+def test_null_and_numbers_of_parquet_tables(write_parquet):
+    found = read_all(write_parquet(Prompt=["a", None, "c"], id=[5, None, 7], seed=[1.0, None, 3.0]))
+    assert found == [PromptEntry("5", "a", 1), PromptEntry("2", ""), PromptEntry("7", "c", 3)]
+
+
+def test_equal_texts_of_a_small_parquet_table_are_not_copied(write_parquet):
+    pyarrow = pytest.importorskip("pyarrow")
+    one = pyarrow.array(["x" * 1_000_000])
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 50_000, pyarrow.int32()), one)
+    before = pyarrow.total_allocated_bytes()
+    with raises_key("prompts.bad_format", reason="its texts have more than 256 MiB: divide it"):
+        read_all(write_parquet(prompt=column))
+    assert pyarrow.total_allocated_bytes() - before < 300e6
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"prompt": [b"a"]}, {"prompt": [["a"]]}, {"prompt": [{"a": 1}]}, {"prompt": [1]}]
+    + [{"prompt": ["a"], "id": [[1]]}, {"prompt": ["a"], "seed": [{"a": 1}]}, {"prompt": ["a"], "id": [b"1"]}],
+)
+def test_other_types_of_parquet_columns_are_refused(write_parquet, columns):
+    with raises_key("prompts.bad_format", reason="has the type"):
+        read_all(write_parquet(**columns))
+
+
 def test_invalid_parquet_tables_are_reported(write_parquet, tmp_path, monkeypatch):
-    for columns in ({"text": ["a cat"]}, {"prompt": [1]}, {"prompt": [""]}, {"prompt": ["a"], "seed": [-1]}):
+    for columns in ({"text": ["a cat"]}, {"prompt": [""]}, {"prompt": ["a"], "seed": [-1]}):
         with raises_key("prompts.empty_file" if columns == {"prompt": [""]} else "prompts.bad_format"):
             read_prompts(write_parquet(**columns))
     for content in (b"", b"PAR1 no table PAR1", (tmp_path / "p.parquet").read_bytes()[:-30]):
@@ -518,17 +511,3 @@ def test_long_lists_start_soon_and_need_little_memory(tmp_path, suffix):
     out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
     count, seconds, memory = map(float, out)
     assert count == 100_000 and seconds < 2 and memory < 200
-
-
-@pytest.mark.parametrize("seed", ["1.23457E+18", "1.23457e18", 1.23457e18, float(2**60)])
-def test_a_seed_without_its_last_digits_is_refused(tmp_path, seed):
-    """Spreadsheets and floating-point columns round large numbers; the image would have another seed than was meant."""
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a cat", "seed": seed}), encoding="utf-8")
-    with raises_key("prompts.bad_format", reason="has lost its last digits; store the column as text"):
-        read_all(tmp_path / "a.jsonl")
-
-
-@pytest.mark.parametrize("seed, number", [("1.2E+5", 120000), ("1234567890123456789", 1234567890123456789), (7.0, 7)])
-def test_exact_seeds_are_read(tmp_path, seed, number):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a cat", "seed": seed}), encoding="utf-8")
-    assert read_all(tmp_path / "a.jsonl")[0].seed == number

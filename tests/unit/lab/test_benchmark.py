@@ -1,6 +1,5 @@
 """Tests of the command `benchmark` with a tiny random model: all columns, interruptions, and invalid input."""
 
-import csv
 import json
 import re
 from unittest import mock
@@ -14,12 +13,10 @@ from adt_core.lab import benchmark
 from adt_core.lab.report import COLUMNS, verdict
 from adt_core.policies import PLAIN, POLICIES, method_title
 from adt_core.run.images import read_settings
-from tests.command import words
+from tests.command import read_json, read_lines, read_table, words
 
 METHODS = "eagle2 adt-tree static:mc_sim_7b_63 jacobi jacobi-64 merged-chain merged merged-64 auto auto-jacobi".split()
 METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
-
-
 QUICK = ["adt-tree", "merged-chain", "auto", "eagle2+lantern"]
 """Methods that are tested in the default tier (tests that run without ``--all``)."""
 
@@ -40,12 +37,11 @@ def run(tiny, tmp_path, capsys):
 def test_every_method_and_every_column(run, tmp_path, methods):
     code, out, _ = run(methods=",".join(methods))
     assert code == 0 and all(f"| {method_title(name)} |" in out for name in methods)
-    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    results = read_json(tmp_path / "out" / "results.json")
     assert [row["method"] for row in results["summary"]] == ["no-drafting", *methods]
     assert all(set(row) == set(COLUMNS) for row in results["summary"])
-    assert {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"} <= set(
-        results["settings"]
-    )
+    named = {"engine", "device", "dtype", "torch", "commit", "prompts", "sampling", "lantern"}
+    assert named <= set(results["settings"])
     for row in results["summary"]:
         assert row["low"] is row["high"] is None and row["speedup"] > 0 and row["totals"] > 0 and row["seconds"] > 0
         if "lantern" not in row["method"]:
@@ -53,8 +49,8 @@ def test_every_method_and_every_column(run, tmp_path, methods):
     plain = results["summary"][0]
     relaxed = results["summary"][-1]
     assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
-    with (tmp_path / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["no-drafting", *methods]
+    table = read_table(tmp_path / "out" / "results.csv")
+    assert [row["method"] for row in table] == ["no-drafting", *methods]
     page = (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
     assert page in out and page.splitlines()[0] == f"**{verdict(results['summary'], 3)}**"
     assert "CI" not in page and "ratio of totals" in page, "three prompts have no interval"
@@ -101,16 +97,16 @@ def test_shards_together_measure_all_prompts(run, tmp_path):
     code, text, _ = run("--shard", "2/2", methods="eagle2")
     assert code == 0 and "prompts are measured" not in text
     files = [tmp_path / "out" / f"runs-{number}-of-2.jsonl" for number in (1, 2)]
-    read = [[json.loads(line).get("text") for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    read = [[line.get("text") for line in read_lines(file)] for file in files]
     assert read == [[None, "a cat", "a cow"], [None, "a dog"]]
-    saved = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    saved = read_json(tmp_path / "out" / "results.json")
     assert [record["prompt"] for record in saved["records"]] == [0, 1, 2]
     table = (tmp_path / "out" / "results.csv").read_bytes()
     (tmp_path / "out" / "results.csv").unlink()
     assert cli.main(["merge", str(tmp_path / "out")]) == 0, "the tables need no model"
     assert (tmp_path / "out" / "results.csv").read_bytes() == table
     assert run(methods="eagle2")[0] == 0, "a run without a shard measures what is missing: nothing"
-    assert len((tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert len(read_lines(tmp_path / "out" / "runs.jsonl")) == 1
     assert run("--shard", "3/2", methods="eagle2")[0] != 0
 
 
@@ -127,19 +123,17 @@ def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Pipeline, "decoding", interrupted)
     code, _, err = run(methods="eagle2")  # the warm-up needs two requests, then each prompt needs two
     assert code == 130 and "Interrupted" in err
-    lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = tmp_path / "out" / "runs.jsonl"
+    lines = runs.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
-    with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
+    with runs.open("a", encoding="utf-8") as file:
         file.write('{"prompt": 1, "te')  # incomplete record, as after a power failure
     monkeypatch.setattr(Pipeline, "decoding", make_decoding)
     assert run(methods="eagle2")[0] == 0
-    after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    after = runs.read_text(encoding="utf-8").splitlines()
     assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "existing records must stay unchanged"
     assert [json.loads(line)["text"] for line in [after[1], *after[3:]]] == ["a cat", "a dog", "a cow"]
-    assert (
-        run(methods="eagle2")[0] == 0
-        and (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines() == after
-    )
+    assert run(methods="eagle2")[0] == 0 and runs.read_text(encoding="utf-8").splitlines() == after
 
 
 @pytest.mark.parametrize(
@@ -154,22 +148,23 @@ def test_results_with_other_settings_are_rejected(run, first, then):
 
 def test_a_sample_of_the_prompts(run, tmp_path):
     assert run("--count", "2", "--sample-seed", "1", methods="jacobi-chain")[0] == 0
-    assert len(json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["records"]) == 2
+    assert len(read_json(tmp_path / "out" / "results.json")["records"]) == 2
 
 
 @pytest.mark.parametrize(
     "extra, options, named",
     [
-        ([], {"methods": "eagle3"}, "--methods"),
-        ([], {"methods": "no-drafting+lantern"}, "--methods"),
-        ([], {"prompts": "nowhere.txt"}, "--prompts"),
-        (["--count", "0"], {}, "--count"),
-        (["--lantern-factor", "2"], {}, "--lantern-factor"),
+        ([], {"methods": "eagle3"}, ["--methods"]),
+        ([], {"methods": "no-drafting+lantern"}, ["--methods"]),
+        ([], {"prompts": "nowhere.txt"}, ["--prompts"]),
+        (["--count", "0"], {}, ["--count"]),
+        (["--lantern-factor", "2"], {}, ["--lantern-factor"]),
+        (["--drafter", "jacobi"], {"methods": "jacobi,merged"}, ["--drafter", "'merged'"]),
     ],
 )
 def test_invalid_input(run, tmp_path, extra, options, named):
     code, out, err = run(*extra, **options)
-    assert code != 0 and out == "" and named in err and err.count("\n") == 1
+    assert code in (1, 2) and out == "" and all(word in err for word in named) and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -178,11 +173,6 @@ def test_an_invalid_output_folder_is_reported_before_loading(run, tmp_path, monk
     (tmp_path / "out").write_text("a file at the path of the folder", encoding="utf-8")
     code, _, err = run(methods="eagle2")
     assert code == 1 and "--output" in err and "not a folder with write access" in err
-
-
-def test_methods_that_need_a_network(run):
-    code, _, err = run("--drafter", "jacobi", methods="jacobi,merged")
-    assert code == 1 and "--drafter" in err and "'merged'" in err and err.count("\n") == 1
 
 
 def test_the_preset_determines_the_jacobi_window(run, tiny):

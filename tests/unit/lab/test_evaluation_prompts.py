@@ -9,20 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_making import quality
+from model_making import quality, scenes
 from model_making.prompts import PROMPTS, TEMPLATES
-from model_making.scenes import (
-    BACKDROPS,
-    COLOURED_OBJECTS,
-    COLOURS,
-    GROUNDS,
-    PLACES,
-    PLANTS,
-    SKIES,
-    WALLS,
-    describe,
-    sample_scene,
-)
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,16 +29,17 @@ def test_sixty_different_prompts_in_several_groups():
 def test_prompts_cover_all_objects():
     specs = [spec for prompt in PROMPTS for spec in prompt.objects]
     kinds = Counter(spec.kinds[0] for spec in specs if len(spec.kinds) == 1)
-    assert set(kinds) == {*COLOURED_OBJECTS, *PLANTS}
+    assert set(kinds) == {*scenes.COLOURED_OBJECTS, *scenes.PLANTS}
     assert min(kinds.values()) >= 2
-    assert {spec.colour for spec in specs} == {None, *COLOURS}
-    assert {spec.place for spec in specs} == {None, *PLACES}
+    assert {spec.colour for spec in specs} == {None, *scenes.COLOURS}
+    assert {spec.place for spec in specs} == {None, *scenes.PLACES}
     assert any(not prompt.objects for prompt in PROMPTS)
 
 
 def test_prompts_cover_all_backgrounds():
-    for field, names in (("sky", SKIES), ("ground", GROUNDS), ("wall", WALLS), ("backdrop", BACKDROPS[1:])):
-        assert {name for prompt in PROMPTS for name in getattr(prompt, field)} == set(names)
+    names = {"sky": scenes.SKIES, "ground": scenes.GROUNDS, "wall": scenes.WALLS, "backdrop": scenes.BACKDROPS[1:]}
+    for field, expected in names.items():
+        assert {name for prompt in PROMPTS for name in getattr(prompt, field)} == set(expected)
     assert any(prompt.table for prompt in PROMPTS)
 
 
@@ -60,7 +49,7 @@ def test_each_prompt_names_something():
 
 def test_half_of_the_prompts_use_words_outside_the_grammar():
     rng = np.random.default_rng(0)
-    grammar = set().union(*(words(describe(sample_scene(rng), rng)) for _ in range(400)))
+    grammar = set().union(*(words(scenes.describe(scenes.sample_scene(rng), rng)) for _ in range(400)))
     outside = [prompt for prompt in PROMPTS if words(prompt.text) - grammar]
     assert 30 <= len(outside) < 60
 

@@ -43,9 +43,8 @@ def test_fill_replaces_the_text_between_markers():
 
 
 def test_stored_floats_have_six_digits():
-    assert rounded({"a": [1.23456789, 12345678, True, None, "1.23456789"]}) == {
-        "a": [1.23457, 12345678, True, None, "1.23456789"]
-    }
+    others = [12345678, True, None, "1.23456789"]
+    assert rounded({"a": [1.23456789, *others]}) == {"a": [1.23457, *others]}
 
 
 def test_every_compared_method_is_measured():
@@ -105,11 +104,8 @@ def test_figures_name_a_clean_commit(measured, capsys):
 
 
 def test_estimates_in_tables():
-    assert [estimate(stored) for stored in (None, [2.0, None, None], [2.0, 1.5, 3])] == [
-        "",
-        "2.00",
-        "2.00 (1.50 to 3.00)",
-    ]
+    stored = None, [2.0, None, None], [2.0, 1.5, 3]
+    assert list(map(estimate, stored)) == ["", "2.00", "2.00 (1.50 to 3.00)"]
 
 
 def test_the_fair_baseline_is_the_first_row():

@@ -1,11 +1,7 @@
-"""Rehearsals of the GPU benchmark: runs of its parts with small random models, without a GPU.
-
-Every part must complete, and a failed part must not stop the others.
-"""
+"""Rehearsals of the GPU benchmark: runs of its parts with small random models, without a GPU."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +19,7 @@ from benchmarks.gpu.pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST, TRE
 from benchmarks.gpu.precision import flips
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.tokens import agreement
+from tests.command import read_json
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD = "import os, time\n\ndef bad():\n    yield {'table': 'Kept', 'figure': 1}\n    "
@@ -62,6 +59,13 @@ if "benchmarks.gpu.smoke" in sys.orig_argv:
         verdicts.environment = lambda device: "a device"
 """
 """Module that lets a kernel raise an error, another one end its process, and a third one return wrong values."""
+
+
+def rehearse(output: Path, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run the command in a folder, without a GPU."""
+    line = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(output), *arguments]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def figures(row: dict) -> list[float]:
@@ -169,11 +173,9 @@ def test_a_kernel_that_raises_or_kills_its_process_or_is_wrong_costs_only_its_ow
     """A module that Python imports at its start makes the kernels fail in the processes of the part `smoke`."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
     parts = "smoke", "precision", "rounds", "device"
-    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command_line = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--only", *parts, "--output", "."]
-    run = subprocess.run(command_line, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
+    run = rehearse(tmp_path, tmp_path, "--only", *parts, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert run.returncode == 1, run.stderr
-    parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    parts = read_json(tmp_path / "gpu.json")["parts"]
     assert list(parts) == ["smoke", "precision", "rounds", "device"]
     assert [(error["what"], error["error"]) for error in parts["smoke"]["errors"]] == [
         (f"{name}, bf16, {allocator}", error)
@@ -193,16 +195,10 @@ def test_a_kernel_that_raises_or_kills_its_process_or_is_wrong_costs_only_its_ow
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_rehearsal_completes_every_part(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    run = rehearse(tmp_path, ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.md"]
-    results = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    results = read_json(tmp_path / "gpu.json")
     assert results["rehearsal"] and list(results["parts"]) == list(command.PARTS)
     for name, part in results["parts"].items():
         assert part["status"] == command.ENDED and not part["errors"], name
@@ -335,17 +331,8 @@ def test_bar_is_met_not_met_or_not_measured():
     least = next(bar for bar in BARS if "plain round, share" in bar.title)
     assert least.met(0.71) and not least.met(0.69)
     row = {"table": "Pieces", "shape": "Anole-7B", "weights": "bf16", "piece": PLAIN_ROUND, "launched": "captured"}
-    part = {
-        "about": "It is measured.",
-        "status": "ended",
-        "seconds": 1,
-        "limit": 2,
-        "cases": 1,
-        "begun": 1,
-        "left_out": [],
-        "errors": [],
-    }
-    pieces = part | {"rows": [row | {"share of the limit": 0.8}]}
+    pieces = dict(about="It is measured.", status="ended", seconds=1, limit=2, cases=1, begun=1, left_out=[], errors=[])
+    pieces["rows"] = [row | {"share of the limit": 0.8}]
     page = markdown({"rehearsal": False, "date": "today", "commit": None, "parts": {"pieces": pieces}})
     lines = [line for line in page.splitlines() if line.startswith(f"| {least.title}")]
     assert lines == [f"| {least.title} | at least 0.7 | 0.8 | met |"]

@@ -72,13 +72,8 @@ def test_two_objects_of_one_kind_are_detected_separately():
 
 
 def test_a_partly_covered_object_is_detected():
-    items = [
-        SceneItem("tent", "yellow", "middle"),
-        SceneItem("house", "blue", "left"),
-        SceneItem("pine", None, "right"),
-    ]
-    expected = sorted(((item.kind, item.colour, item.place) for item in items), key=str)
-    assert detected(render_scene(*items)) == expected
+    items = [("tent", "yellow", "middle"), ("house", "blue", "left"), ("pine", None, "right")]
+    assert detected(render_scene(*(SceneItem(*item) for item in items))) == sorted(items, key=str)
 
 
 @pytest.mark.parametrize("ground", ["grass", "water", "cobblestone"])
@@ -110,10 +105,7 @@ def test_scores_cover_only_named_attributes():
 
 
 def altered_attributes(scene: Scene) -> list[tuple[Scene, str | None]]:
-    """Return copies of a scene in which one word is changed, with the label of the changed attribute.
-
-    The label is None if the word describes the first object.
-    """
+    """Return copies of a scene with one changed word, and the label of its attribute, None for the first object."""
     first = scene.items[0]
     altered: list[tuple[Scene, str | None]] = []
     if first.colour:

@@ -1,9 +1,4 @@
-"""Tests of the command check-drafter.
-
-The pairing of a drafter states which token and feature form an input. The command must find the pairing for which the
-drafter was constructed, and save it. Drafting must use the saved pairing. No published drafter is available to these
-tests.
-"""
+"""Tests of the command check-drafter, with drafters that were constructed for one pairing of tokens and features."""
 
 import json
 
@@ -12,7 +7,7 @@ import torch
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
 from adt_core.drafters.eagle import Pairing
-from tests.command import words
+from tests.command import read_json, words
 from tests.drafted import run
 from tests.layouts.edits import edit_tensors
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -30,16 +25,13 @@ def zero_layers(tensors):
 
 def codes_in(folder):
     """Return the token ids of the image codes in the vocabulary."""
-    first = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]["IMGIMGAZ"]
+    first = read_json(folder / "config.json")["vocabulary_map"]["IMGIMGAZ"]
     return slice(first, first + CODES)
 
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory):
-    """Return a target that counts: after code c, it predicts code c + 1.
-
-    Its layers are zero. Row c + 1 of its head is the embedding of code c.
-    """
+    """Return a target that counts: its layers are zero, and row c + 1 of its head is the embedding of code c."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
     codes = codes_in(folder)
 
@@ -53,10 +45,7 @@ def counter(tmp_path_factory):
 
 
 def plant(counter, folder, pairing):
-    """Write a drafter that predicts the next feature only if its inputs have this pairing.
-
-    The drafter finds the feature in its embedding. Its layers are zero.
-    """
+    """Write a drafter that finds the next feature in its embedding only if its inputs have this pairing."""
     write_tiny_drafter(folder, counter)
 
     def look_up(tensors):
@@ -86,10 +75,9 @@ def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted)
     lines = capsys.readouterr().out.splitlines()
     (best,) = [line for line in lines if line.endswith("<- best")]
     assert ("own token" in best) == planted.late and ("by code" in best) == planted.codes
-    assert (
-        "0.933" if planted.late else "1.000"
-    ) in best  # with its own token, a drafter cannot predict the code after the first
-    recorded = json.loads((drafter / "pairing.json").read_text(encoding="utf-8"))
+    share = "0.933" if planted.late else "1.000"  # with its own token, a drafter can't predict the code after the first
+    assert share in best
+    recorded = read_json(drafter / "pairing.json")
     assert Pairing(recorded["late"], recorded["codes"]) == planted and len(recorded["measured"]) == 4
     target = load_target(counter, dtype=torch.float64)
     loaded = load_drafter(drafter, target)
@@ -127,16 +115,8 @@ def test_train_drafter_compare_uses_the_pairing(counter, tmp_path, capsys, plant
     record(drafter, planted)
     prompts.write_text("one\ntwo\nthree", encoding="utf-8")
     files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}
-    training = {
-        "steps": 1,
-        "validation_prompts": 2,
-        "training_batch_size": 1,
-        "passes": 1,
-        "temperature": 0,
-        "guidance_scale": 1,
-        "device": "cpu",
-    }
-    assert cli.main(words("train-drafter", **files, **training)) == 0
+    training = {"steps": 1, "validation_prompts": 2, "training_batch_size": 1, "passes": 1, "device": "cpu"}
+    assert cli.main(words("train-drafter", **files, **training, temperature=0, guidance_scale=1)) == 0
     compared = capsys.readouterr().out.splitlines()[-1]
     assert f"gives {1.933 if planted.late else 2:.3f} tokens" in compared
 

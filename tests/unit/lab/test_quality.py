@@ -15,7 +15,7 @@ from adt_core import cli
 from adt_core.app.args import QualityArgs
 from adt_core.lab import quality
 from adt_core.lab.report import summary
-from tests.command import words
+from tests.command import read_json, words
 from tests.metrics import write_clip
 from tests.raising import raises_key
 
@@ -29,17 +29,10 @@ def clip(tmp_path_factory):
 
 @pytest.fixture
 def predictor(tmp_path):
-    """Write a predictor in LAION's layout.
-
-    Linear layer 0 maps 8 dimensions to 3. Linear layer 2 maps 3 dimensions to 1.
-    """
+    """Write a predictor in LAION's layout, of two linear layers."""
     generator = torch.Generator().manual_seed(1)
-    tensors = {
-        "layers.0.weight": torch.randn(3, 8, generator=generator),
-        "layers.0.bias": torch.randn(3, generator=generator),
-        "layers.2.weight": torch.randn(1, 3, generator=generator),
-        "layers.2.bias": torch.randn(1, generator=generator),
-    }
+    shapes = {"layers.0.weight": (3, 8), "layers.0.bias": (3,), "layers.2.weight": (1, 3), "layers.2.bias": (1,)}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "predictor.safetensors")
     return tmp_path / "predictor.safetensors"
 
@@ -100,11 +93,8 @@ class OpenClip(nn.Module):
         self.visual.conv1 = nn.Conv2d(3, 32, 16, 16, bias=False)
         self.visual.class_embedding = nn.Parameter(torch.randn(32))
         self.visual.positional_embedding = nn.Parameter(torch.randn(5, 32))
-        self.visual.ln_pre, self.visual.transformer, self.visual.ln_post = (
-            nn.LayerNorm(32),
-            Layers(32),
-            nn.LayerNorm(32),
-        )
+        self.visual.ln_pre, self.visual.ln_post = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.visual.transformer = Layers(32)
         self.visual.proj = nn.Parameter(torch.randn(32, 8))
         self.token_embedding = nn.Embedding(vocabulary, 16)
         self.positional_embedding = nn.Parameter(torch.randn(20, 16))
@@ -174,10 +164,8 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
         return lambda image, prompt: calls.append(prompt) or metric(image, prompt)
 
     def readable(images):
-        return {
-            name: {"IS": float(sum(Image.open(file).size == (32, 32) for file in files))}
-            for name, files in images.items()
-        }
+        counts = {name: sum(Image.open(file).size == (32, 32) for file in files) for name, files in images.items()}
+        return {name: {"IS": float(count)} for name, count in counts.items()}
 
     monkeypatch.setattr(quality, "clip_metric", counted)
     monkeypatch.setattr(quality, "inception_metric", lambda *args: readable)
@@ -188,7 +176,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
     command = words("benchmark", **options)
     assert cli.main(command) == 0
     table = capsys.readouterr().out
-    results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    results = read_json(tmp_path / "out" / "results.json")
     plain, exact, relaxed = results["summary"]
     assert len(calls) == 4, "the images of jacobi equal the images of plain decoding, so they must not be scored again"
     assert all(plain[column] == exact[column] for column in ("CLIP score", "aesthetic", "IS"))

@@ -17,12 +17,7 @@ FIGURES = {**dict.fromkeys(records.FIGURES, 1), "acceptance": [[1.0, 2.0]], "qua
 
 
 def record(number: int, figures: dict | None = None, **changes) -> dict:
-    """Return a valid record of a prompt.
-
-    Args:
-        figures: Statistics that replace the statistics of the second method.
-        **changes: Values that replace fields of the record.
-    """
+    """Return a valid record of a prompt, with other statistics of the second method, and other fields."""
     run = FIGURES | {"seconds": 1.0 + number}
     runs = {name: run | {"picture": f"images/{name}/{number}.png"} for name in METHODS}
     runs["eagle2"] |= figures or {}
@@ -31,10 +26,7 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with the images of all prompts and records of the first two.
-
-    A further image is two folders above the returned folder.
-    """
+    """Return a folder with images of all prompts and records of the first two. Another image is two folders above."""
     folder = tmp_path / "results" / "of today"
     for number in range(3):
         for run in record(number)["runs"].values():
@@ -78,6 +70,9 @@ def test_incomplete_records_are_ignored(folder):
     assert (folder / RUNS).read_bytes().startswith(before), "other processes may append to the file"
 
 
+ODD_RUNS = 1, {"picture": "../../secret.png"}, {"picture": "/secret.png"}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -85,13 +80,9 @@ def test_incomplete_records_are_ignored(folder):
         "nonsense",
         "[" * 100_000,
         "[1]",
-        json.dumps(record(2, prompt=7)),
-        json.dumps(record(2, prompt=True)),
-        json.dumps(record(2, text="another")),
+        *(json.dumps(record(2, **change)) for change in ({"prompt": 7}, {"prompt": True}, {"text": "another"})),
         json.dumps(record(2, runs={})),
-        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], 1))),
-        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], {"picture": "../../secret.png"}))),
-        json.dumps(record(2, runs=dict.fromkeys(SETTINGS["methods"], {"picture": "/secret.png"}))),
+        *(json.dumps(record(2, runs=dict.fromkeys(METHODS, run))) for run in ODD_RUNS),
         json.dumps(record(0)),
         "\ufffd\x00",
     ],

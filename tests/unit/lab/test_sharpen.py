@@ -25,11 +25,8 @@ def test_only_decoder_and_discriminator_are_trained(batch, adversarial):
     learned = {name for name, parameter in learner.named_parameters() if parameter.grad is not None}
     discriminator = {name for name in learned if name.startswith("discriminator.")}
     assert bool(discriminator) == adversarial
-    assert learned - discriminator == {
-        name
-        for name, _ in learner.named_parameters()
-        if name.startswith(tuple(f"codec.{part}" for part in TRAINED_PREFIXES))
-    }
+    prefixes = tuple(f"codec.{part}" for part in TRAINED_PREFIXES)
+    assert learned - discriminator == {name for name, _ in learner.named_parameters() if name.startswith(prefixes)}
 
 
 def test_write_decoder_changes_decoding_but_not_encoding(batch, tmp_path):

@@ -19,12 +19,8 @@ from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, Scene, SceneI
 from model_making.scoring import analyse_image, score_prompt
 from model_making.tokenise import make_tokenizer
 
-SCENE = Scene(
-    (SceneItem("house", "red", "left"), SceneItem("kite", "yellow", "right")),
-    ground="snow",
-    sky="night",
-    backdrop="forest",
-)
+ITEMS = SceneItem("house", "red", "left"), SceneItem("kite", "yellow", "right")
+SCENE = Scene(ITEMS, ground="snow", sky="night", backdrop="forest")
 
 
 def sample_captions(count=400, scene=SCENE) -> list[list[CaptionWord]]:
@@ -37,8 +33,8 @@ def caption_spec(caption: list[CaptionWord]) -> PromptSpec:
     background = dict(one.split(":") for one in expected if isinstance(one, str))
     table = background.pop("table", None) is not None
     objects = tuple(one for one in expected if isinstance(one, ObjectSpec))
-    text = " ".join(word.text for word in caption)
-    return PromptSpec("wording", text, objects, table=table, **{part: (name,) for part, name in background.items()})
+    named = {part: (name,) for part, name in background.items()}
+    return PromptSpec("wording", text_of(caption), objects, table=table, **named)
 
 
 def text_of(caption: list[CaptionWord]) -> str:

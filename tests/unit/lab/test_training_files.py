@@ -1,7 +1,4 @@
-"""Tests of training files.
-
-Damaged or foreign files must be reported. Exported weights must equal the trained weights.
-"""
+"""Tests of training files: damaged and foreign files are reported, and exported weights equal the trained ones."""
 
 from dataclasses import replace
 from types import SimpleNamespace
