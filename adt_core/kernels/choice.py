@@ -155,9 +155,6 @@ def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numb
         *numbers: Its other arguments.
         **options: Compile-time constants and options of the compiler. `enable_fp_fusion` is fixed, because a user's
             environment variable (`TRITON_DEFAULT_FP_FUSION`) would otherwise change the rounding.
-
-    Raises:
-        KernelError: If the launch raises an exception that does not report a lack of memory.
     """
     with launching(operands[0]):
         kernel[grid](*pointers(*operands), *numbers, **options, enable_fp_fusion=True)
@@ -167,8 +164,7 @@ def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numb
 def launching(x: Tensor) -> Iterator[None]:
     """Launch kernels in the block on the device of a tensor.
 
-    Raises:
-        KernelError: If the block raises an exception that does not report a lack of memory.
+    An exception that does not report a lack of memory becomes a KernelError.
     """
     try:
         with torch.cuda.device_of(x):
@@ -244,11 +240,7 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
 
 
 def _before_trial(is_first: bool) -> None:
-    """Let the user cancel, and tell once why the first image of a model takes longer.
-
-    Args:
-        is_first: Whether no process has tried the kernel yet.
-    """
+    """Let the user cancel, and tell once why the first image of a model takes longer if no process tried the kernel."""
     runtime = get_runtime()
     if runtime.trial_check is not None:
         runtime.trial_check()
@@ -308,9 +300,6 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
 
     With CUDA's asynchronous allocator, a failed capture ends all captures of a process. Captured rounds save more time
     than kernels.
-
-    Args:
-        reason: Message of the :class:`KernelError`.
     """
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
 
@@ -345,11 +334,7 @@ def supports_kernels(device: torch.device) -> bool:
 
 
 def missing_support(device: torch.device, operation: str = "") -> str:
-    """Return the reason why no Triton kernel can run on a device; "" if kernels can run.
-
-    Args:
-        operation: Operation that must be enabled; "" if any is enough.
-    """
+    """Return the reason why no Triton kernel, or not that of an operation, can run on a device; "" if it can run."""
     if reason := _missing_support(device) or get_runtime().kernel_failure:
         return reason
     return f"{VARIABLE} does not contain {operation}" if operation and operation not in enabled_operations() else ""
@@ -362,11 +347,7 @@ def failure(device: torch.device, trial: TrialMaker) -> str:
 
 @cached_per_runtime
 def enabled_operations() -> frozenset[str]:
-    """Return the operations that :data:`VARIABLE` enables.
-
-    Raises:
-        AdtError: If the variable contains an unknown name.
-    """
+    """Return the operations that :data:`VARIABLE` enables, or raise an AdtError if it has an unknown name."""
     value = variable(VARIABLE, "1").strip()
     if value in ("", "0", "1"):
         return frozenset() if value == "0" else frozenset(OPERATIONS)

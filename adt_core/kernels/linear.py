@@ -67,13 +67,10 @@ Product = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Blocks(NamedTuple):
-    """Sizes of the blocks of a kernel.
+    """Sizes of the blocks of a kernel. A program computes `rows` x `outputs` results with `warps` warps.
 
     Attributes:
-        rows: Number of rows that a program computes.
-        outputs: Number of outputs that a program computes.
         inputs: Number of inputs that are added at a time.
-        warps: Number of warps of a program.
         stages: Number of blocks of inputs that are processed or loaded at a time.
     """
 
@@ -85,15 +82,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, used_rows: int, outputs: int, x_dtype: torch.dtype, weight_dtype: torch.dtype, gpu: Gpu) -> Blocks:
-        """Return the sizes for a product.
-
-        Args:
-            used_rows: Number of rows to compute.
-            outputs: Number of outputs of the weight.
-            x_dtype: Dtype of the activations.
-            weight_dtype: Dtype of the stored weight.
-            gpu: Properties of the device.
-        """
+        """Return the sizes for a product of activations and a stored weight."""
         rows = next((size for size in gpu.block_rows if size >= used_rows), gpu.block_rows[-1])
         is_int4 = weight_dtype == QUANTISED["int4"]
         # Without the exceptions, registers would spill. In a program of 32 x 32 results with int4 weights, Triton gives
@@ -143,14 +132,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Compute the product with PyTorch's operations in float64. It is precise but slow.
-
-    Args:
-        x: As in :func:`kernel`.
-        weight: As in :func:`kernel`.
-        scale: As in :func:`kernel`.
-        plus: As in :func:`kernel`; not overwritten.
-    """
+    """Compute :func:`kernel` with PyTorch's operations in float64, without overwriting `plus`. It is slow."""
     if weight.dtype == QUANTISED["int4"]:
         y = x.double() @ int4.unpack(weight, scale, torch.float64)[: x.shape[1]]
     else:
@@ -159,11 +141,7 @@ def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = No
 
 
 def kernel(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    plus: Tensor | None = None,
-    used_rows: int | None = None,
+    x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None, used_rows: int | None = None
 ) -> Tensor:
     """Multiply activations by a weight with the Triton kernel.
 
@@ -218,14 +196,10 @@ def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None, a
     """Return whether to compute a product with the kernel. The first call for a kind of weight runs a trial.
 
     The kernel is only used for quantised weights. Without quantisation, it is expected to be 0.85 to 1.05 times as fast
-    as PyTorch, so a trial would choose by chance.
+    as PyTorch, so a trial would choose by chance. The trial multiplies by the given weight, because random weights can
+    hide differences between the numbers of rows.
 
     Args:
-        x: As in :func:`kernel`.
-        weight: As in :func:`kernel`. The trial multiplies by this weight, because random weights can hide differences
-            between the numbers of rows.
-        scale: As in :func:`kernel`.
-        plus: As in :func:`kernel`.
         alternative: Product that is used if the kernel is not chosen.
     """
     if weight.dtype not in STORED or x.dtype not in TOLERANCE or not is_candidate(x, weight.dtype == QUANTISED["int4"]):

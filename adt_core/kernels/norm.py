@@ -40,16 +40,9 @@ def reference(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight.
+    """Return x / sqrt(mean(x^2) + eps) * weight for x [..., h] and a weight [h] of the same dtype.
 
     On a CPU, torch computes its RMS norm as 24 operations. Here it is five, and two to five times as fast.
-
-    Args:
-        x: [..., h].
-        weight: [h] in the dtype of `x`.
-
-    Returns:
-        [..., h] in the dtype of `x`.
     """
     h = weight.shape[0]
     if not x.is_cpu or x.dtype != torch.float32 or torch.is_grad_enabled():

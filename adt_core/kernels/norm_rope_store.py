@@ -139,14 +139,7 @@ def kernel(
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> bool:
-    """Return whether the kernel is used for all forward passes of a model.
-
-    Args:
-        x: Tensor with the dtype and on the device of the queries.
-        dim: Number of elements d of a head.
-        has_bias: Whether the projection has a bias.
-        has_norm: Whether queries and keys have a norm.
-    """
+    """Return whether the kernel is used for all forward passes of a model with the dtype and device of `x`."""
     shape = heads, kv_heads, dim, "bias" if has_bias else "no bias", "norm" if has_norm else "no norm"
     trial = partial(_trial, x, heads, kv_heads, dim, has_bias, has_norm)
     return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, trial)

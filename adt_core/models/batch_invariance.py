@@ -57,15 +57,13 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 
 @cached_per_runtime
 def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
-    """Return the number of positions directly before a token that have near keys.
+    """Return :data:`NEAR_WINDOW`, or None if all keys must be near because the device has no suitable kernel.
+
+    The kernel of AMD GPUs is not suitable, because the order in which it adds keys is not documented.
 
     Args:
         dtype: Data type of the model. Older GPUs support the kernel for far keys only in float16.
         width: Number of elements of an attention head.
-
-    Returns:
-        :data:`NEAR_WINDOW`, or None if all keys must be near because the device has no suitable kernel for far keys.
-        The kernel of AMD GPUs is not suitable, because the order in which it adds keys is not documented.
     """
     if torch.version.hip:
         return None
@@ -170,11 +168,7 @@ class NearKeys(NamedTuple):
         return self._replace(paths=paths[..., : w - n + 1].contiguous())
 
     def for_layers(self, heads: int, group: int) -> NearKeys:
-        """Return the near keys with a mask that is already expanded for all heads of a layer.
-
-        Args:
-            group: Number of query heads that share a key head.
-        """
+        """Return the near keys with a mask that is expanded for all key heads of a layer with `group` queries each."""
         mask = repeat_for_groups(self.mask, group).expand(-1, heads, -1, -1)
         return self._replace(mask=mask.flatten(0, 1))
 
@@ -223,15 +217,7 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
 
 
 def repeat_for_groups(mask: Tensor, group: int) -> Tensor:
-    """Repeat a mask [R, 1, n, w] for the query heads that share a key head.
-
-    Args:
-        mask: [R, 1, n, w].
-        group: Number g of query heads that share a key head.
-
-    Returns:
-        [R, 1, g * n, w], with aligned rows if g is greater than 1.
-    """
+    """Repeat a mask [R, 1, n, w] for the g query heads of a key head: [R, 1, g * n, w], with aligned rows if g > 1."""
     return mask if group == 1 else align_mask(mask.repeat(1, 1, group, 1))
 
 

@@ -30,8 +30,6 @@ class BatchedAttention:
 
         Args:
             mask: [R, 1, m, end] mask that is added to the scores.
-            heads: Number of query heads.
-            kv_heads: Number of key heads.
             rows: Number of rows of the result: N, then padding.
             like: [..., d], tensor with the dtype of the queries.
         """
@@ -56,12 +54,7 @@ class BatchedAttention:
 
     @staticmethod
     def supports(mask: Tensor, kv_heads: int) -> bool:
-        """Return whether a forward can use this class instead of torch's fused kernel.
-
-        Args:
-            mask: [R, 1, m, end] mask that is added to the scores.
-            kv_heads: Number of key heads.
-        """
+        """Return whether a forward can use this class, instead of torch's fused kernel, with a mask [R, 1, m, end]."""
         is_supported = mask.is_cpu and mask.dtype == torch.float32 and torch.is_inference_mode_enabled()
         return is_supported and mask.numel() * kv_heads <= MAX_SCORES
 

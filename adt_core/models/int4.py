@@ -80,13 +80,7 @@ def _nonzero(step: Tensor) -> Tensor:
 
 
 def _quantised(groups: Tensor, scale: Tensor, step: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill `scale` [2, groups, out], and return the levels and their squared errors.
-
-    Args:
-        groups: [groups, 64, out] float32 weights.
-        scale: [2, groups, out] to fill.
-        step: [groups, out] float32.
-        zero_point: [groups, out] float32 integers.
+    """Fill `scale` [2, groups, out] with step and zero point, [groups, out] float32 each.
 
     Returns:
         Levels [groups, 64, out] uint8, and the sum of the squared errors of each group [groups, out] float32.

@@ -72,12 +72,7 @@ class LayerContext(NamedTuple):
 
     @classmethod
     def of(cls, metadata: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
-        """Return the context of a forward.
-
-        Args:
-            rope: Result of :func:`.rotary.rope_tables`.
-            tile: Number of rows of a tile in batch-invariant mode, else 0.
-        """
+        """Return the context of a forward. ``rope`` is the result of :func:`.rotary.rope_tables`."""
         positions = metadata.positions.flatten()
         if metadata.mrope_positions is not None and config.mrope_section is not None:
             rope = rope_tables(config, rope[0], metadata.mrope_positions.flatten(0, 1))
@@ -208,18 +203,7 @@ needs. Products of smaller pieces would be too narrow to use the entire GPU."""
 
 
 def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, tokens: int | None) -> Tensor:
-    """Multiply by a weight that is converted to the dtype of ``x`` piece by piece.
-
-    Args:
-        x: [N, in] activations.
-        weight: [in, out] in any dtype, or packed int4.
-        scale: As in :func:`product`.
-        tile: Number of rows of a tile, or 0.
-        tokens: As in :func:`product`.
-
-    Returns:
-        [N, out] in the dtype of ``x``.
-    """
+    """Compute :func:`product` with a weight of any dtype that is converted to the dtype of ``x`` piece by piece."""
     kind = x.device, x.dtype, weight.dtype, weight.shape
     piece_bytes = CPU_PIECE_BYTES if x.device.type == "cpu" else GPU_PIECE_BYTES
     width = max(piece_bytes // (x.element_size() * x.shape[1]) // 16 * 16, 16)

@@ -75,13 +75,12 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
 
     The first half of sin is negated, so the rotated vector is ``x * cos + roll(x, head_dim / 2) * sin``. With
     ``grid_rope``, half of the pairs use the row and half use the column. Both tables are 0 for the tokens before the
-    grid, so the rotated queries and keys of these
-    tokens are zero.
+    grid, so the rotated queries and keys of these tokens are zero.
 
     Args:
         like: Tensor whose dtype and device the tables get.
-        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the
-            token at position i has time, row and column i.
+        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the token at
+            position i has time, row and column i.
 
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.

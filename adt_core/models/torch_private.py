@@ -57,45 +57,30 @@ def supports_half_matmul(dtype: torch.dtype) -> bool:
 
 
 def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply int8 matrices on a GPU.
-
-    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
-    dtype.
+    """Return the product [M, out] int32 of int8 matrices on a GPU that supports it (:mod:`.quantised_matmul`).
 
     Args:
         x: [M, in] int8. M must be greater than 16; `in` and `out` must be multiples of 8.
         weight: [in, out] int8.
-
-    Returns:
-        Product [M, out] int32.
     """
     return torch._int_mm(x, weight)
 
 
 def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply float8_e4m3fn matrices on a GPU.
-
-    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
-    dtype.
+    """Return the product [M, out] float32 of float8_e4m3fn matrices on a GPU that supports it.
 
     Args:
         x: [M, in] float8_e4m3fn. `in` and `out` must be multiples of 16.
         weight: [in, out] float8_e4m3fn.
-
-    Returns:
-        Product [M, out] float32.
     """
     unscaled = torch.ones((), dtype=torch.float32, device=x.device)
     return torch._scaled_mm(x, weight, unscaled, unscaled, out_dtype=torch.float32)
 
 
 def occupy_gpu(cycles: int = 4_000_000) -> None:
-    """Let the current GPU wait, so that kernels which are launched meanwhile run directly after each other.
+    """Let the current GPU wait, by default 2 ms, so that kernels launched meanwhile run directly after each other.
 
     If torch lacks the function, measured times include the time of launching.
-
-    Args:
-        cycles: Clock cycles to wait. The default is about 2 ms.
     """
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is not None:

@@ -46,12 +46,7 @@ def write_lumina2(
     config = chameleon_config(
         words, hidden, intermediate=48, layers=2, heads=heads, kv_heads=kv_heads, max_positions=10240
     )
-    config |= {
-        "mask_image_logits": False,
-        "vocabulary_map": None,
-        "bos_token_id": None,
-        "tie_word_embeddings": False,
-    }
+    config |= {"mask_image_logits": False, "vocabulary_map": None, "bos_token_id": None, "tie_word_embeddings": False}
     tensors = chameleon_tensors(config, scale, seed)
     tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec is not used
     shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}

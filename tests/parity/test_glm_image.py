@@ -112,10 +112,7 @@ def test_image_equals_the_references(target, theirs, processor, images):
     sourced = target.with_sources(codes_of(target, sources)) if images else target
     ours = run(sourced, prompts=("a cat",), sampling=Sampling(temperature=0, guidance_scale=1.0))
     expected = theirs.generate(
-        **inputs,
-        max_new_tokens=sourced.length,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(CODES)),
+        **inputs, max_new_tokens=sourced.length, do_sample=False, prefix_allowed_tokens_fn=lambda *_: list(range(CODES))
     )
     assert ours.codes[0].tolist() == expected[0, inputs["input_ids"].shape[1] :].tolist()
     assert len(set(ours.codes[0].tolist())) > 3

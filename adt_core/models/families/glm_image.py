@@ -165,14 +165,7 @@ class GlmImageCodec(Codec):
     note = message("model.preview")
 
     def __init__(self, config: dict, checkpoint: Checkpoint):
-        """Build the codec without weights.
-
-        Args:
-            config: Fields of the ``config.json``.
-
-        Raises:
-            AdtError: If a field is missing or has an unsupported value.
-        """
+        """Build the codec without weights, or raise an AdtError if a field of the ``config.json`` is unsupported."""
         super().__init__()
         source = checkpoint.path
         fields = section(config, "vq_config", source)
@@ -208,13 +201,10 @@ class GlmImageCodec(Codec):
         return torch.cat([self.quant_conv(self._features(model, half)) for half in halves.split(1)])
 
     def _features(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return the output of the vision encoder.
+        """Return the output [1, C, h, w] of the vision encoder: C channels, and one position for each code.
 
         Args:
             pixels: [1, 3, H, W] image at half its size, normalised as for CLIP.
-
-        Returns:
-            [1, C, h, w] features: C channels, and one position for each code.
         """
         side = model.config.patch_size
         rows, columns = (pixels_per_side // side for pixels_per_side in pixels.shape[2:])
@@ -285,9 +275,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     smaller = min(vocabularies, key=lambda field: vocabularies[field])
     ids = consecutive_ids(vocabularies[smaller], 0, len(codec.codebook), source, smaller)
     decoder = Decoder(config, torch.tensor(ids, device="cpu"))
-    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (_DEFAULT_SIDE, _DEFAULT_SIDE), lead_of=small_grid)
-    target.script_vocab_size = head_rows
-    return target
+    grid = (_DEFAULT_SIDE, _DEFAULT_SIDE)
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, grid, lead_of=small_grid, script_vocab_size=head_rows)
 
 
 def _decoder_config(fields: dict, source: Path) -> DecoderConfig:

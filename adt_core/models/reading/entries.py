@@ -47,11 +47,7 @@ class Entry:
     put: Callable[[Tensor], object] | None = None
 
     def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """Return the same entry with other names of the tensors.
-
-        Args:
-            changes: Replacements within the names: each key is replaced with its value, in the order of the mapping.
-        """
+        """Return the same entry with other names of the tensors: each key is replaced with its value, in this order."""
         names = self.names
         for old, new in changes.items():
             names = tuple(name.replace(old, new) for name in names)
@@ -66,12 +62,7 @@ def transposed(tensors: list[Tensor]) -> Tensor:
 def copy_entry(
     parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None
 ) -> Entry:
-    """Return the entry of a parameter that is a copy of one tensor.
-
-    Args:
-        transpose: Whether the parameter is the transpose of the tensor.
-        put: As in :class:`Entry`.
-    """
+    """Return the entry of a parameter that is a copy of one tensor, or its transpose."""
     shape = parameter.T.shape if transpose else parameter.shape
     return Entry(parameter, (name,), (tuple(shape),), transposed if transpose else _joined, put)
 

@@ -24,17 +24,14 @@ from .checkpoint import Checkpoint
 from .entries import Entry, copy_entry, transposed
 from .fields import check_supported, read, section, size
 
-_MIN_PROMPT = 64
-"""Minimum number of positions that a configuration must leave for the prompt."""
-_RAISED_PROMPT = 1024
-"""Number of positions that the prompt gets if a configuration leaves fewer than _MIN_PROMPT."""
+_MIN_PROMPT = 64  # minimum number of positions that a configuration must leave for the prompt
+_RAISED_PROMPT = 1024  # number of positions that the prompt gets if a configuration leaves fewer
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
     """Return the shape of a decoder, or of a drafter, from a ``config.json``.
 
     Args:
-        config: Fields of the ``config.json``.
         **changes: Fields of the result, which take precedence over the ``config.json``.
 
     Raises:
@@ -254,11 +251,6 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     For example, with ``begin`` "<|visual token " and ``end`` "|>", "<|visual token 000042|>" is the token of code 42.
     The letters A to J may replace the digits 0 to 9.
 
-    Args:
-        vocabulary: Token ids by name.
-        begin: Part of the name before the code.
-        end: Part of the name after the code.
-
     Raises:
         AdtError: If a code is missing.
     """
@@ -274,12 +266,8 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
     """Return consecutive ids for image tokens that the vocabulary does not name: code n has the id ``first`` + n.
 
-    Args:
-        first: Id of code 0.
-        field: Field of the config.json that holds ``vocab_size``, for error messages.
-
     Raises:
-        AdtError: If the vocabulary is too small.
+        AdtError: If the vocabulary is too small. ``field`` is the field of the config.json with its size.
     """
     if first + codes > vocab_size:
         raise AdtError("config_json.vocabulary", source=source, field=field, vocab_size=vocab_size, codes=codes)

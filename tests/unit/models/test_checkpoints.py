@@ -171,18 +171,10 @@ WRONG = {
             "config_json.vocabulary",
             {"vocab_size": 155010, "codes": 40},
         ),
-        "a codec without channels": (
-            empty_codec,
-            "codec.shapes",
-            {},
-        ),
+        "a codec without channels": (empty_codec, "codec.shapes", {}),
     },
     "liquid": {
-        "the tokenizer of Gemma": (
-            rename("<boi>", "<unused0>"),
-            "tokenizer.lacks",
-            {"missing": "<boi>"},
-        ),
+        "the tokenizer of Gemma": (rename("<boi>", "<unused0>"), "tokenizer.lacks", {"missing": "<boi>"}),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=256010)),
             "config_json.vocabulary",
@@ -231,7 +223,7 @@ WRONG = {
             cut_an_attention,
             "tensor.wrong_shape",
             {"name": "layers.1.attention.wqkv.weight", "stored": (383, 128), "shape": (384, 128)},
-        ),
+        )
     },
 }
 """(layout, problem) -> function that changes the files, key of the expected error, and some of its values."""

@@ -34,8 +34,7 @@ def absent(name):
 
 
 @pytest.mark.parametrize(
-    "name, library, package",
-    [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")],
+    "name, library, package", [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")]
 )
 def test_a_missing_library_is_named(name, library, package):
     error = library_error(absent(name))

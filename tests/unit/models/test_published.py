@@ -80,12 +80,7 @@ def test_images_are_reproduced_with_their_settings(generate, monkeypatch):
 def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
     def tokens(*options):
         saved, path = generate("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
-        return (
-            figures(saved),
-            saved["prompt"],
-            read_grids(tmp_path / "t.json")[-1],
-            path,
-        )
+        return (figures(saved), saved["prompt"], read_grids(tmp_path / "t.json")[-1], path)
 
     usual = tokens()
     assert usual[:2] == ((3.0, 1.0, 2048, 1.0, SUFFIX), "a cat")
