@@ -107,5 +107,5 @@ def test_deepseek_layout_has_the_published_names():
         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
         vq_config={"base_channels": 32},
     )
-    names = set(map(deepseek_name, random_model(config, 1.0, 0).state_dict()))
+    names = set(map(deepseek_name, random_model(config, 1.0).state_dict()))
     assert names >= PUBLISHED
