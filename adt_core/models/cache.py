@@ -1,7 +1,4 @@
-"""Static KV cache.
-
-A row is one sequence of the batch: an image has one row, or two with classifier-free guidance.
-"""
+"""Static KV cache. A row is one sequence of the batch: an image has one row, or two with classifier-free guidance."""
 
 from __future__ import annotations
 

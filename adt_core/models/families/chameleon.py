@@ -56,10 +56,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 class ChameleonPrompter(TokenPrompter):
-    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``.
-
-    Unconditional rows are ``<s> <racm3:break>``.
-    """
+    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``. Unconditional rows are ``<s> <racm3:break>``."""
 
     BOS = BOS
 

@@ -203,10 +203,7 @@ def authors(tensors: dict) -> dict:
 
 
 def vllms(tensors: dict) -> dict:
-    """Return a drafter's tensors in vLLM's layout.
-
-    The layer is the same as in EAGLE-1, with one additional norm.
-    """
+    """Return a drafter's tensors in vLLM's layout. The layer is the same as in EAGLE-1, with one additional norm."""
     return tensors | {"layers.0.hidden_norm.weight": torch.ones(len(tensors["fc.weight"]))}
 
 
