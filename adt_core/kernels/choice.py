@@ -59,16 +59,11 @@ class Case(NamedTuple):
     """Operands for which a trial compares a kernel with its reference: the values and the time.
 
     The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
-
-    Attributes:
-        kernel: Launches the Triton kernel and returns its result.
-        reference: Returns the same result, computed with PyTorch's operations.
-        weight: Factor of the times.
     """
 
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
-    weight: float = 1.0
+    weight: float = 1.0  # factor of the times
 
 
 class Trial(NamedTuple):
@@ -443,16 +438,13 @@ def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, fl
 
 
 def device_times(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Measure how long the device needs for one call of each function, without the time of launching.
+    """Return the shortest time in ms of one call of each function on the device, without the time of launching.
 
     The device is occupied while the host launches the calls, so that they run directly after each other, as in a
     captured round.
 
     Args:
         functions: Functions that launch kernels and do not wait for the device. Each was called before.
-
-    Returns:
-        The shortest time of each function in ms.
     """
     times = [float("inf")] * len(functions)
     with torch.cuda.device(device):

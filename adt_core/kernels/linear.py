@@ -67,18 +67,13 @@ Product = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Blocks(NamedTuple):
-    """Sizes of the blocks of a kernel. A program computes `rows` x `outputs` results with `warps` warps.
-
-    Attributes:
-        inputs: Number of inputs that are added at a time.
-        stages: Number of blocks of inputs that are processed or loaded at a time.
-    """
+    """Sizes of the blocks of a kernel. A program computes `rows` x `outputs` results with `warps` warps."""
 
     rows: int
     outputs: int
-    inputs: int
+    inputs: int  # number of inputs that are added at a time
     warps: int
-    stages: int
+    stages: int  # number of blocks of inputs that are processed or loaded at a time
 
     @classmethod
     def of(cls, used_rows: int, outputs: int, x_dtype: torch.dtype, weight_dtype: torch.dtype, gpu: Gpu) -> Blocks:
@@ -99,19 +94,12 @@ class Blocks(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """Properties of a device that determine the sizes of blocks.
-
-    Attributes:
-        multiprocessors: Number of multiprocessors.
-        block_inputs: Maximum number of inputs that are added at a time.
-        block_rows: Numbers of rows that a program can compute.
-        shared_bytes: Shared memory that a program may use.
-    """
+    """Properties of a device that determine the sizes of blocks."""
 
     multiprocessors: int
-    block_inputs: int
-    block_rows: tuple[int, ...]
-    shared_bytes: int
+    block_inputs: int  # maximum number of inputs that are added at a time
+    block_rows: tuple[int, ...]  # numbers of rows that a program can compute
+    shared_bytes: int  # shared memory that a program may use
 
     @classmethod
     def of(cls, multiprocessors: int, capability: tuple[int, int]) -> Gpu:
@@ -143,7 +131,7 @@ def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = No
 def kernel(
     x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None, used_rows: int | None = None
 ) -> Tensor:
-    """Multiply activations by a weight with the Triton kernel.
+    """Multiply activations by a weight with the Triton kernel: [M, out] in the dtype of x.
 
     Args:
         x: [M, in] bfloat16 or float16, with contiguous rows.
@@ -152,9 +140,6 @@ def kernel(
         plus: [M, out] contiguous values to add, in the dtype of x, or None. Overwritten with the result.
         used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined without
             `plus`, and those of `plus` otherwise.
-
-    Returns:
-        [M, out] in the dtype of x.
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[1]

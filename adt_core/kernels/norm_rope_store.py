@@ -153,12 +153,7 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
     tables = random_like(x, 2, len(qkv), dim, seed=3)
 
     def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
-        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
-
-        Args:
-            tokens: Indices of the tokens, then of the padding.
-            has_slice: Whether the cache positions are given as a slice instead of a tensor.
-        """
+        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens."""
         positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)
         rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
         cache = x.new_zeros(2, 2, kv_heads, used // 2, dim)

@@ -91,11 +91,7 @@ def _checked_count(target: Target, device: torch.device, device_memory: float | 
 
 
 def free_bytes(device: torch.device, limit: float | None = None) -> float:
-    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices.
-
-    Args:
-        limit: Bytes of the GPU's memory that this process may use in total (default: no limit).
-    """
+    """Return the bytes that this process can still allocate on a GPU, at most `limit` in total; else infinity."""
     if device.type != "cuda" or limit == math.inf:
         return math.inf
     allocated = torch.cuda.memory_allocated(device)
@@ -108,7 +104,6 @@ def needed_count(target: Target, memory: float, on_cpu: bool = False) -> int:
 
     Args:
         memory: Bytes of the device's memory for the weights and the work.
-        on_cpu: Whether the device is a CPU.
 
     Raises:
         AdtError: If the memory is too small even for two buffers and the weights outside the layers.

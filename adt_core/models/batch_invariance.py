@@ -78,15 +78,10 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
 
 
 class FallbackConfig(NamedTuple):
-    """Slower settings for a device on which the default settings are not batch-invariant.
+    """Slower settings for a device on which the default settings are not batch-invariant."""
 
-    Attributes:
-        tile: Number of rows of a tile.
-        far: Whether torch's kernel is used for far keys. If False, all keys are treated as near keys.
-    """
-
-    tile: int
-    far: bool = True
+    tile: int  # number of rows of a tile
+    far: bool = True  # whether torch's kernel is used for far keys; if not, all keys are treated as near keys
 
 
 def tiled_matmul(
@@ -97,7 +92,7 @@ def tiled_matmul(
     kind: Hashable,
     tokens: int | None = None,
 ) -> Tensor:
-    """Return a product that is bitwise equal to multiplying `tile` rows at a time.
+    """Return a product [N, out], plus `plus`, that is bitwise equal to multiplying `tile` rows at a time.
 
     The first call for a `kind` and a number of rows computes the product twice: tile by tile, and with all rows at
     once. If both results are bitwise equal, later calls multiply all rows at once.
@@ -110,9 +105,6 @@ def tiled_matmul(
         kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
             shape of the weight, and so on.
         tokens: Number of rows to compare; all rows if None. The other rows are padding, where `x` may be NaN.
-
-    Returns:
-        [N, out] product plus `plus`.
     """
     if len(x) == tile:
         return multiply(x, plus)
@@ -173,14 +165,10 @@ class NearKeys(NamedTuple):
         return self._replace(mask=mask.flatten(0, 1))
 
     def take(self, cache: Tensor, end: int) -> Tensor:
-        """Return the near keys and values of a layer in float64.
+        """Return the near keys and values of a layer: [2, R, heads, w, d] float64. If all keys are near, w is `end`.
 
         Args:
             cache: [2, R, heads, cache_length, d] KV cache of the layer.
-            end: Number of cache positions to read if all keys are near; else unused.
-
-        Returns:
-            [2, R, heads, w, d] keys and values. If all keys are near, w is `end`.
         """
         if self.columns is None:
             return cache.narrow(3, 0, end).double()
@@ -189,7 +177,7 @@ class NearKeys(NamedTuple):
 
 
 def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Compute attention over near keys in float64 and merge it with the attention over far keys.
+    """Compute attention over near keys in float64 and merge it with that over far keys: [R, heads, m, d] float64.
 
     The merge treats all far keys as a single additional key. Its score is the log-sum-exp of the far scores, and its
     value is the attention output of the far keys. The result equals a softmax over all keys. For example, if the far
@@ -201,9 +189,6 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
         entries: [2, R, heads, w, d] float64 near keys and values.
         mask: [R * heads, m, w] mask of the near keys that is added to the scores.
         far: Attention output [R, heads, m, d] and log-sum-exp [R, heads, m] of the far keys; None if all keys are near.
-
-    Returns:
-        [R, heads, m, d] float64 attention output.
     """
     rows, heads, m, dim = q.shape
     keys, values = entries.flatten(1, 2)

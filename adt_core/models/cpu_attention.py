@@ -59,14 +59,13 @@ class BatchedAttention:
         return is_supported and mask.numel() * kv_heads <= MAX_SCORES
 
     def __call__(self, queries: Tensor, cache: Tensor) -> Tensor:
-        """Compute attention over the first positions of a layer's cache.
+        """Compute attention over the first positions of a layer's cache: [rows, heads * d], 0 in padding.
+
+        The next call overwrites the result.
 
         Args:
             queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
             cache: [2, R, key heads, cache_length, d] keys and values of the layer.
-
-        Returns:
-            [rows, heads * d]; 0 in padding. The next call overwrites it.
         """
         batch, _, end = self._mask.shape
         _, _, n, dim = self._queries.shape

@@ -38,14 +38,9 @@ def empty(inputs: int, outputs: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def pack(packed: Tensor, scale: Tensor, value: Tensor) -> None:
-    """Quantise a matrix and store the result in existing tensors.
+    """Quantise a matrix [in, out] and store the result in existing tensors, as :func:`empty` returns them.
 
     Each group is stored either symmetrically or with a zero point, whichever has the smaller squared error.
-
-    Args:
-        packed: [32 * groups, out] uint8 to fill.
-        scale: [2, groups, out] bfloat16 to fill.
-        value: [in, out] matrix to quantise.
     """
     value = value.to(packed.device, torch.float32)
     groups = F.pad(value, (0, 0, 0, -len(value) % GROUP)).unflatten(0, (-1, GROUP))
@@ -95,15 +90,9 @@ def _quantised(groups: Tensor, scale: Tensor, step: Tensor, zero_point: Tensor) 
 
 
 def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weights of a packed matrix.
+    """Return the weights [64 * groups, out] of a packed matrix. float32 and float64 represent them exactly.
 
-    Args:
-        packed: [32 * groups, out] uint8.
-        scale: [2, groups, out] bfloat16.
-        dtype: Floating-point dtype of the weights. float32 and float64 represent them exactly.
-
-    Returns:
-        [64 * groups, out] weights, with the memory layout of a contiguous [out, 64 * groups] matrix.
+    They have the memory layout of a contiguous [out, 64 * groups] matrix.
     """
     pairs = packed.t().unflatten(1, (-1, GROUP // 2))  # [out, groups, 32]
     weights = torch.empty(*pairs.shape[:2], 2, GROUP // 2, dtype=dtype, device=packed.device)

@@ -19,7 +19,7 @@ because the run time of some tokenizers is quadratic in the length."""
 
 
 def stripped(text: str) -> str:
-    """Check a prompt and return it without surrounding white space.
+    """Return a prompt without surrounding white space.
 
     Raises:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
@@ -81,11 +81,7 @@ class TokenPrompter(Prompter):
 
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-        """Return the prompter of a target.
-
-        Raises:
-            AdtError: If the tokenizer is missing or lacks a special token.
-        """
+        """Return the prompter of a target, or raise an AdtError if the tokenizer or a special token is missing."""
         folder = checkpoint.find_companion(cls.FOLDER) or checkpoint.folder
         embedded = checkpoint.embedded(TOKENIZER)
         tokenizer = tokenizer_from_json(embedded, checkpoint.path) if embedded else load_tokenizer(folder)

@@ -58,13 +58,10 @@ class MropePositions(NamedTuple):
 
 
 def grid_positions(begin: int, rows: int, columns: int) -> Tensor:
-    """Return the M-RoPE positions of the tokens of a grid, row by row.
+    """Return the M-RoPE positions of a grid, row by row: time, row and column of each token [rows * columns, 3] int64.
 
     Args:
         begin: Time of all tokens. It is also the row and the column of the first token.
-
-    Returns:
-        [rows * columns, 3] int64: time, row and column of each token.
     """
     cells = torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns))
     return cells + begin
@@ -147,15 +144,12 @@ class Rotation(NamedTuple):
         return cls(cos[:, None], sin[:, None], matrices)
 
     def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
-        """Return rotated queries and keys, followed by the unchanged values.
+        """Return rotated queries and keys, followed by the unchanged values: ``qkv``, unless gradients are enabled.
 
         Args:
             qk: [N, query and key heads, d] queries and keys to rotate.
             qkv: [N, query, key and value heads, d]. Only its values are read. Its queries and keys are overwritten with
                 the result, unless gradients are enabled.
-
-        Returns:
-            [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
         heads = qk.shape[1]
         place = qkv.as_strided(qk.shape, qkv.stride())  # `qkv[:, :heads]`, which is two operations

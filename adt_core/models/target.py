@@ -59,11 +59,7 @@ class EncodedPrompt(list[int]):
         self.mrope_positions = mrope_positions
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> EncodedPrompt:
-        """Return the row with image tokens appended.
-
-        Args:
-            embedding: [vocab_size, h] embedding of the decoder.
-        """
+        """Return the row with image tokens appended. ``embedding`` [vocab_size, h] is that of the decoder."""
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
@@ -111,14 +107,10 @@ def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
 
 
 def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
-    """Return the guidance scale at each of the given positions.
+    """Return the scale [n, 1] or [B, n, 1] at raster positions [n] or [B, n], or ``guidance`` if it is a number.
 
     Args:
         guidance: Result of :meth:`Target.guidance`.
-        positions: [n] or [B, n] int64 raster positions.
-
-    Returns:
-        [n, 1] or [B, n, 1] scale of each position. If ``guidance`` is a number, it is returned unchanged.
     """
     return guidance[positions % len(guidance)] if isinstance(guidance, Tensor) else guidance
 

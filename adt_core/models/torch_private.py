@@ -16,27 +16,18 @@ _PACKED_FOR = 32
 
 
 def onednn_pack(weight: Tensor) -> Tensor | None:
-    """Return a copy of a weight in oneDNN's own memory layout; None if torch has no such kernel.
-
-    Args:
-        weight: [in, out] float32 on a CPU.
-    """
+    """Return a copy of a weight [in, out] float32 in oneDNN's own memory layout; None if torch has no such kernel."""
     return _PACK(weight.transpose(0, 1), _PACKED_FOR) if _PACK and _LINEAR else None
 
 
 def onednn_matmul(x: Tensor, weight: Tensor, packed: Tensor | None, plus: Tensor | None) -> Tensor:
-    """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
+    """Multiply float32 matrices [..., in] and [in, out] on a CPU with oneDNN, as torch.compile does.
 
     If torch has no such kernel, torch's own product is used, which calls MKL (:mod:`.cpu`).
 
     Args:
-        x: [..., in] float32.
-        weight: [in, out] float32.
         packed: Result of :func:`onednn_pack` for the weight, or None. It changes no bit of the result.
         plus: [..., out] float32 to add to the product, or None.
-
-    Returns:
-        Product or sum [..., out] float32.
     """
     if not _LINEAR:
         return x @ weight if plus is None else plus + x @ weight
@@ -132,10 +123,8 @@ def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tupl
     number of cache positions that the forward reads.
 
     Args:
-        q: Queries [R, heads, m, d].
-        keys: Keys [R, heads, end, d].
-        values: Values [R, heads, end, d].
-        mask: Mask [R, 1, m, end] that is added to the scores.
+        q: [R, heads, m, d] queries. Keys and values are [R, heads, end, d].
+        mask: [R, 1, m, end] mask that is added to the scores.
 
     Returns:
         Output [R, heads, m, d] and log-sum-exp [R, heads, m].

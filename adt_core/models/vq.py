@@ -266,7 +266,6 @@ class Codec(nn.Module):
     Subclasses set the attributes and implement ``_encode`` and ``_decode``.
 
     Attributes:
-        quantize: Codebook.
         downsample: Side of the square of pixels that one code represents, in pixels.
         base_channels: Number of channels of feature maps at full resolution, for estimates of memory.
         note: Message to show with decoded images; "" if there is none.
@@ -307,10 +306,7 @@ class Codec(nn.Module):
         If two codes have the same distance, the lower code is returned.
 
         Args:
-            vectors: [B, C, h, w].
-
-        Raises:
-            AdtError: If a value is infinite or NaN.
+            vectors: [B, C, h, w], finite.
         """
         check_finite(vectors, "samples")
         codebook = self.codebook

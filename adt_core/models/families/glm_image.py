@@ -110,10 +110,6 @@ class GlmImagePrompter(TokenPrompter):
         the text follows the source images. For M-RoPE, the codes of a source image form a grid. On all three axes, the
         next token's position is the position of the grid's first code plus the longer side. For example, after a grid
         of 2 x 3 codes at position 1, the next token has position 4.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-            sources: [rows, columns] int64 codes of each source image.
         """
         (begin,) = self.ids(BEGIN_IMAGE)
         (end,) = self.ids(END_IMAGE)
@@ -226,11 +222,7 @@ class GlmImageCodec(Codec):
 
     @contextmanager
     def _loaded(self, module: nn.Module, name: str, like: Tensor) -> Iterator[None]:
-        """Load the weights of a module in this block, and move the module to the meta device afterwards.
-
-        Args:
-            like: Tensor whose dtype and device the weights get.
-        """
+        """Load the weights of a module, like a tensor in dtype and device, and move it to "meta" after the block."""
         names = module.state_dict().keys()
         weights = {part: self._checkpoint[f"model.visual.{name}{part}"].read_finite().to(like) for part in names}
         module.load_state_dict(weights, assign=True)

@@ -261,11 +261,7 @@ def _authors_entry(entry: Entry) -> Entry:
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
-    """Return the prompter of a LlamaGen target.
-
-    Raises:
-        AdtError: If T5, its tokenizer, ftfy or Beautiful Soup is missing.
-    """
+    """Return the prompter of a target, or raise an AdtError if T5, its tokenizer, ftfy or Beautiful Soup is missing."""
     t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
         raise AdtError("llamagen.no_text_encoder", path=checkpoint.path, remedy=FAMILY.missing_remedies(checkpoint)[T5])

@@ -78,11 +78,7 @@ class StoredTensor(NamedTuple):
         return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach, file, name)
 
     def read_finite(self) -> Tensor:
-        """Read the tensor to the CPU and check that all numbers are finite. float8 is converted to float32.
-
-        Raises:
-            AdtError: If a number is NaN or infinite.
-        """
+        """Read the tensor to the CPU, float8 as float32, or raise an AdtError if a number is NaN or infinite."""
         value = widened(self.read())
         if not is_finite(value):
             found = "NaN" if value.isnan().any() else "infinity"
@@ -107,11 +103,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Remove the prefixes of torch.compile and DistributedDataParallel from the names of tensors.
-
-    Raises:
-        AdtError: If two tensors have the same name without these prefixes.
-    """
+    """Remove the prefixes of torch.compile and DistributedDataParallel from names, which must then be different."""
     plain: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
@@ -368,11 +360,7 @@ class Checkpoint:
         return self._tensors[name]
 
     def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Raises:
-            AdtError: If the tensor is missing, or if it has fewer than ``least`` dimensions.
-        """
+        """Return the shape of a tensor, or raise an AdtError if it is missing or has less than ``least`` dimensions."""
         shape = self[name].shape
         if len(shape) < least:
             raise AdtError("tensor.unexpected_shape", path=self.path, name=name, shape=shape)

@@ -67,9 +67,6 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
     Args:
         blocks: Pattern for the names of the encoder's residual blocks, such as "down.{}.block.{}". The numbers of level
             and block replace the braces.
-
-    Raises:
-        AdtError: If the shapes contradict each other.
     """
     convolution = f"{prefix}encoder.{blocks}.conv1.weight"
     level = convolution.format("{}", 0)
@@ -94,9 +91,6 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
     Args:
         default: Shape of the published codec. It is returned if the checkpoint has no codec; otherwise its values are
             used for fields that the tensors don't determine.
-
-    Raises:
-        AdtError: If the shapes of the tensors contradict each other.
     """
     if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
         return default

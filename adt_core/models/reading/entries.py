@@ -68,11 +68,9 @@ def copy_entry(
 
 
 def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str] = str) -> list[Entry]:
-    """Return the entries of all parameters of a module. Each parameter is a copy of one tensor.
+    """Return the entries of all parameters of a module, each a copy of one tensor.
 
-    Args:
-        renamed: Function that converts a parameter's name to its tensor's name, both without prefix. By default, both
-            names are equal.
+    ``renamed`` converts the name of a parameter to the name of its tensor, both without prefix.
     """
     return [copy_entry(parameter, prefix + renamed(name)) for name, parameter in module.named_parameters()]
 
@@ -130,7 +128,6 @@ def fill(
 
     Args:
         check: Called before each parameter. It may raise an exception to cancel.
-        filled: Called after each parameter.
         checked: Whether to check the numbers. False for tensors that were checked when they were read before.
 
     Raises:

@@ -49,11 +49,7 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
 
 
 def section(config: dict, name: str, source: ConfigSource) -> dict:
-    """Return a section of a ``config.json``: a field that is an object, such as ``text_config``.
-
-    Raises:
-        AdtError: If the section is missing.
-    """
+    """Return a field of a ``config.json`` that is an object, such as ``text_config``, or raise an AdtError."""
     value = config.get(name)
     if not isinstance(value, dict):
         raise AdtError("config_json.no_field", source=source, name=name)

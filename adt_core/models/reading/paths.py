@@ -102,7 +102,7 @@ def _outer(path: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weights files of the model in a folder, without opening the weights files.
+    """Return the weights files of the model in a folder, without opening the weights files; [] if there are none.
 
     The first of these rules that applies selects the files:
 
@@ -113,9 +113,6 @@ def weight_files(folder: Path) -> list[Path]:
 
     If the folder contains no safetensors files except codecs, the rules apply to pickles, with the name
     ``pytorch_model`` and the suffix ``.bin``.
-
-    Returns:
-        The files; [] if there are none.
 
     Raises:
         AdtError: If files are missing, or if no rule selects one of several sets.
