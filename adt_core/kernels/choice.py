@@ -39,8 +39,7 @@ CAPTURES = "captured rounds"
 VARIABLE = "ADT_TREE_KERNELS"
 """Environment variable with the operations whose kernels may be used: "1" for all (default), "0" for none, or names of
 :data:`OPERATIONS`, separated by commas."""
-MIN_CAPABILITY = (7, 5)
-"""Oldest compute capability for which Triton compiles."""
+MIN_CAPABILITY = (7, 5)  # oldest compute capability for which Triton compiles
 ALIGNMENT = 16
 """Number by which the addresses of all operands are divisible. Triton reads 16 bytes at a time only from such
 addresses. torch allocates memory at multiples of 512."""
@@ -50,8 +49,7 @@ LONGEST_REASON = 200
 """Maximum number of characters of an error's message in a :class:`KernelError`."""
 TIMED_TURNS = 5
 """Number of times that a trial measures each function. The functions take turns, and the shortest time counts."""
-TIMED_CALLS = 8
-"""Number of calls in one measurement."""
+TIMED_CALLS = 8  # number of calls in one measurement
 _log = logging.getLogger(__name__)
 
 

@@ -11,8 +11,7 @@ from ..models.config import ACTIVATIONS
 from . import choice
 from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
 
-BLOCK = 1024
-"""Columns that a program of the kernel computes."""
+BLOCK = 1024  # columns that a program of the kernel computes
 
 
 def gate(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Tensor:

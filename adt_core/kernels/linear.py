@@ -33,8 +33,7 @@ BLOCK_INPUTS = 128
 """Number of inputs that are added at a time. For int4 weights it is a group."""
 GROUPS_AT_A_TIME = 2
 """Groups of an int4 weight that are processed at a time. They are added one by one."""
-BLOCK_ROWS = (16, 32, 64, 128)
-"""Numbers of rows that a program can compute."""
+BLOCK_ROWS = (16, 32, 64, 128)  # numbers of rows that a program can compute
 BLOCK_ROWS_HOPPER = (16, 32)
 """As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use instructions for
 larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
@@ -48,12 +47,9 @@ SMALL_SHARED_BYTES = 49 * 2**10
 """As :data:`SHARED_BYTES`, on GPUs whose multiprocessors have 100 KB. The system needs 1 KB for each program."""
 CONVERTED_BYTES = 64
 """Shared memory per output in which Triton converts int4 weights, as compiled by Triton 3.9."""
-MAX_STAGES = 5
-"""Maximum number of blocks of inputs that are processed or loaded at a time."""
-STORED = {dtype: name for name, dtype in QUANTISED.items()}
-"""Format of quantised weights, by dtype."""
-TESTED_ROWS = (1, 2, 25, 32, 64, 128)
-"""Numbers of rows whose results the trial compares."""
+MAX_STAGES = 5  # maximum number of blocks of inputs that are processed or loaded at a time
+STORED = {dtype: name for name, dtype in QUANTISED.items()}  # format of quantised weights, by dtype
+TESTED_ROWS = (1, 2, 25, 32, 64, 128)  # numbers of rows whose results the trial compares
 MIN_SPEEDUP = 1.1
 """As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
 gives."""

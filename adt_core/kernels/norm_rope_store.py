@@ -17,8 +17,7 @@ from ..models.rotary import Rotation
 from . import choice
 from .trials import MIN_SPEEDUP, ROUNDS, is_candidate, random_like, tolerance
 
-EPS = 1e-5
-"""Epsilon of the norm of queries and keys."""
+EPS = 1e-5  # epsilon of the norm of queries and keys
 WARPS = 1
 """Warps of a program of the kernel. A program computes one head of one token."""
 

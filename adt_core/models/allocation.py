@@ -18,8 +18,7 @@ from .target import Target
 
 WORK_BYTES = 2**29
 """Memory of a GPU for activations, captured rounds and workspaces, in bytes. It is an assumption."""
-PROMPT_TOKENS = 512
-"""Number of tokens of a prompt for which memory is kept beside streamed layers."""
+PROMPT_TOKENS = 512  # number of tokens of a prompt for which memory is kept beside streamed layers
 _log = logging.getLogger(__name__)
 
 

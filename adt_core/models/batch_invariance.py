@@ -41,8 +41,7 @@ different kernel for a single row."""
 MAX_HEAD_TILE = 16
 """Maximum number of rows of a tile in the output head. The head computes in float32, where 64 rows take three to four
 times as long as reading its weights (estimate for an H100), and a plain round needs one row per image."""
-_NO_KEY = 2**31 - 1
-"""Cache position that stands for no key in `NearKeys.paths`."""
+_NO_KEY = 2**31 - 1  # cache position that stands for no key in `NearKeys.paths`
 NEAR_WINDOW = 32
 """Number of positions directly before a token that have near keys. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8

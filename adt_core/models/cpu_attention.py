@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-MAX_SCORES = 2**20
-"""Maximum number of attention scores of a layer, for which 4 MB of memory are needed."""
+MAX_SCORES = 2**20  # maximum number of attention scores of a layer, for which 4 MB of memory are needed
 
 
 class BatchedAttention:

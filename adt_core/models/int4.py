@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP = 64
-"""Number of inputs that share a step and a zero point."""
+GROUP = 64  # number of inputs that share a step and a zero point
 LEVELS = 16
 SCALE_DTYPE = torch.bfloat16
 """Dtype of steps and zero points. It has the range of float32, so no step overflows or becomes 0. Levels are computed

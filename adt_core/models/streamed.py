@@ -34,13 +34,10 @@ SLOWDOWN = 16.0
 """Estimate of the time to fetch a byte from main memory, divided by the time to read it from the memory of a GPU. It is
 computed from published bandwidths: 15 for an RTX 3060 with PCIe 4.0 x16, 42 for an RTX 4090."""
 
-BANDWIDTH = 24e9
-"""Bytes per second from pinned main memory to a GPU with PCIe 4.0 x16, a published figure."""
-PROBE_BYTES = 2**26
-"""Bytes that are copied to measure a bandwidth."""
+BANDWIDTH = 24e9  # bytes per second from pinned main memory to a GPU with PCIe 4.0 x16, a published figure
+PROBE_BYTES = 2**26  # bytes that are copied to measure a bandwidth
 
-Fetch = Callable[[int], object]
-"""Function that writes the weights of a layer to buffer 0 or 1."""
+Fetch = Callable[[int], object]  # function that writes the weights of a layer to buffer 0 or 1
 
 
 class Lane(Protocol):

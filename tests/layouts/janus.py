@@ -71,7 +71,12 @@ def write_janus(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    model = random_model(_config(tokenizer, hidden, layers, heads, image_size), scale)
+    config = _config(tokenizer, hidden, layers, heads, image_size)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = JanusForConditionalGeneration(config).eval()
+        randomise(model)
+        model.model.generation_head.vision_head.weight.data.mul_(scale)
     if layout == "transformers":
         model.save_pretrained(folder)
     else:
@@ -110,16 +115,6 @@ def _config(tokenizer: Tokenizer, hidden: int, layers: int, heads: int, image_si
             "image_token_embed_dim": hidden,
         },
     )
-
-
-def random_model(config: JanusConfig, scale: float) -> JanusForConditionalGeneration:
-    """Return a model with random weights, whose logits are multiplied by ``scale``."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = JanusForConditionalGeneration(config).eval()
-        randomise(model)
-        model.model.generation_head.vision_head.weight.data.mul_(scale)
-    return model
 
 
 @torch.no_grad()

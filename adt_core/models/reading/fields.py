@@ -13,8 +13,7 @@ from ...untrusted import Kind, list_of, whole_number
 from ..config import ACTIVATIONS
 from .file_checks import refuse_damaged
 
-ConfigSource = Path | str
-"""Path or description of a checkpoint, for error messages."""
+ConfigSource = Path | str  # path or description of a checkpoint, for error messages
 USUAL_MOST = 2**21  # upper bound of other fields than those of MOST
 MOST = {
     **dict.fromkeys(

@@ -16,8 +16,7 @@ from benchmarks.gpu.operations import Attend, operations_of
 from tests.unit.kernels.references import float64_kernel
 
 GPU = torch.device("cuda")
-NAMES = ["attend", "norm_rope_store", "norm", "gate"]
-"""Operations of a model whose weights are not quantised."""
+NAMES = ["attend", "norm_rope_store", "norm", "gate"]  # operations of a model whose weights are not quantised
 TOLERANCE = 0.02
 """Largest difference between kernel and reference in float16, relative to the largest result. The references round
 after each operation, and the kernels only once."""

@@ -16,8 +16,7 @@ from tests.unit.kernels.references import as_kernel, float64_kernel
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-NEAR = 3
-"""Number of positions before a token that have near keys."""
+NEAR = 3  # number of positions before a token that have near keys
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 0.02}
 """Largest difference of final features between kernels and references, relative to the largest feature. In float16, the
 references round after each operation, and the kernels only once."""

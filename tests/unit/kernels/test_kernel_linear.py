@@ -14,10 +14,8 @@ from adt_core.models import quantised
 pytest.importorskip("triton", reason="Triton is not installed")
 
 LIKE = torch.zeros((), dtype=torch.float16)
-TOLERANCE = 1e-3
-"""Largest difference, relative to the largest result: one rounding of the result."""
-SIZES = [(1, 64, 32), (2, 100, 70), (33, 200, 130), (128, 192, 40)]
-"""Rows, inputs and outputs."""
+TOLERANCE = 1e-3  # largest difference, relative to the largest result: one rounding of the result
+SIZES = [(1, 64, 32), (2, 100, 70), (33, 200, 130), (128, 192, 40)]  # rows, inputs and outputs
 KINDS = ["int8", "fp8", "int4"]
 
 

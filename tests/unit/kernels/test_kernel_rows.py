@@ -16,8 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 4e-3}
 """Largest absolute difference between kernel and reference."""
-HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]
-"""Numbers of query heads and key heads, and elements of a head."""
+HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]  # numbers of query heads and key heads, and elements of a head
 
 
 def check(out, expected):

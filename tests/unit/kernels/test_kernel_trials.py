@@ -97,15 +97,6 @@ def test_the_choice_does_not_depend_on_small_differences_of_time(operation, monk
     assert CHOICES[operation]() == (operation is not linear)
 
 
-@torch.inference_mode()
-def test_a_lack_of_memory_is_no_verdict(operation, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(operation, "kernel", failing(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            CHOICES[operation]()
-    assert CHOICES[operation]()
-
-
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("has_norm", [True, False])
 @torch.inference_mode()

@@ -73,10 +73,7 @@ def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
 
 
 def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
-    """torch's fast kernels don't support grouped heads with a mask.
-
-    The queries of a group are therefore passed as additional queries of one head. All layers must use the same mask.
-    """
+    """torch's fast kernels don't support grouped heads with a mask. All layers must use the same mask."""
     calls = []
     attention = attend.attention
 
@@ -132,10 +129,7 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 @pytest.mark.parametrize("near, most", [(None, 19), (4, 23)], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near, most):
-    """The mode pads rows to a tile, and computes attention to far keys and to near keys separately.
-
-    Only attention to far keys uses torch's kernel.
-    """
+    """The mode pads rows to a tile, and attends to far keys, with torch's kernel, and to near keys separately."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
