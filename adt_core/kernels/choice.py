@@ -327,7 +327,7 @@ def supports_kernels(device: torch.device) -> bool:
 
 
 def missing_support(device: torch.device, operation: str = "") -> str:
-    """Return the reason why no Triton kernel, or not that of an operation, can run on a device; "" if it can run."""
+    """Return the reason why no kernel, or not the one of an operation, can run on a device; "" if it can run."""
     if reason := _missing_support(device) or get_runtime().kernel_failure:
         return reason
     return f"{VARIABLE} does not contain {operation}" if operation and operation not in enabled_operations() else ""

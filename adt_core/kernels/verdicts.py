@@ -50,7 +50,7 @@ def find_verdict(device: torch.device, operation: str, operands: str) -> Verdict
 
 
 def save_verdict(device: torch.device, verdict: Verdict) -> Verdict:
-    """Store a verdict, and return the one that another process has stored in the meantime, if any.
+    """Store a verdict, unless another process has stored one in the meantime, and return the stored one.
 
     Faults are not stored: their causes, such as a missing compiler, can be removed without a new version.
     """

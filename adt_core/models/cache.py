@@ -49,7 +49,7 @@ class KVCache:
         self.data = kept
 
     def admit(self, rows: Tensor, others: KVCache) -> None:
-        """Overwrite rows of this cache with those of another cache, which has at most as many cache positions."""
+        """Overwrite rows of this cache with another cache, which has at most as many cache positions."""
         self.data[:, :, rows, :, : others.data.shape[4]] = others.data
 
     def compact(self, start: Tensor, path: Tensor) -> None:

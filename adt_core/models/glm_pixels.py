@@ -65,7 +65,7 @@ _SCHEDULER = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_s
 
 
 class SourceImage(NamedTuple):
-    """Source image of image-to-image mode. The encoder of the first stage returns its codes [rows, columns] int64."""
+    """Source image of image-to-image mode, and its codes [rows, columns] int64 from the encoder of the first stage."""
 
     image: Image.Image
     tokens: Tensor

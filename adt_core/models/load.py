@@ -182,7 +182,7 @@ def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
 def published_sampling(path: str | Path) -> PublishedSampling:
     """Return the sampling settings that the authors of a target recommend, without loading the target.
 
-    The arguments and errors are those of :func:`open_checkpoint`.
+    For arguments and errors, see :func:`open_checkpoint`.
     """
     if str(path) == BUNDLED:
         return BUNDLED_SAMPLING

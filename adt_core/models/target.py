@@ -59,7 +59,7 @@ class EncodedPrompt(list[int]):
         self.mrope_positions = mrope_positions
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> EncodedPrompt:
-        """Return the row with image tokens appended. ``embedding`` [vocab_size, h] is that of the decoder."""
+        """Return the row with image tokens appended. ``embedding`` [vocab_size, h] is the decoder's."""
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
@@ -69,7 +69,7 @@ class EncodedPrompt(list[int]):
 class PublishedSampling(NamedTuple):
     """Sampling settings that the authors of a family publish. They are the defaults for its models.
 
-    The first four attributes are those of :class:`..settings.Sampling`.
+    For the first four attributes, see :class:`..settings.Sampling`.
 
     Attributes:
         suffix: Text to append to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append
@@ -401,8 +401,8 @@ class Target:
         """Return a mask to add to logits, which excludes the tokens that are not allowed in each column of the image.
 
         Returns:
-            [columns, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed. Dtype and
-            device are those of ``like``.
+            [columns, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed. It has the
+            dtype and device of ``like``.
         """
         if not self.row_end:
             return None

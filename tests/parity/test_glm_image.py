@@ -149,7 +149,7 @@ def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method)
 
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
 def test_single_file_loads_the_same_model(folder, target, tmp_path, monkeypatch, without):
-    """Without them, the loader uses the published configuration, and the tokenizer in the folder ``processor``."""
+    """The loader then uses the published configuration, or the tokenizer in the folder ``processor``."""
     stage = folder / "vision_language_encoder"
     tokenizer = folder / "processor" / "tokenizer.json"
     file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)

@@ -75,7 +75,7 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """Return the fields of the decoder, those of codec and image tokens, and the side of an image in pixels.
+    """Return the fields of the decoder, the fields of codec and image tokens, and the side of an image in pixels.
 
     The fields have the names that transformers uses.
 

@@ -319,7 +319,7 @@ class Checkpoint:
         self._tensors |= added
 
     def use_tensors(self, tensors: Mapping[str, Tensor], kept: str) -> None:
-        """Use the tensors of a loaded model. Those of the files are only kept if their names begin with `kept`."""
+        """Use the tensors of a loaded model. Keep only tensors of the files whose names begin with `kept`."""
         self._tensors = {name: stored for name, stored in self._tensors.items() if name.startswith(kept)}
         self._tensors |= {name: StoredTensor.of(value, self.path, name) for name, value in tensors.items()}
 

@@ -14,7 +14,7 @@ from ..config import ACTIVATIONS
 from .file_checks import refuse_damaged
 
 ConfigSource = Path | str  # path or description of a checkpoint, for error messages
-USUAL_MOST = 2**21  # upper bound of other fields than those of MOST
+USUAL_MOST = 2**21  # upper bound of fields without an entry in MOST
 MOST = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads", "depth"), 999

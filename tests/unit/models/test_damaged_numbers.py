@@ -12,17 +12,12 @@ from adt_core.models.reading.checkpoint import Checkpoint, with_scales
 from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.raising import raises_key
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.tiny import write_tiny_drafter
 
 # imported before the tests run, because the import needs seconds
 pytest.importorskip("transformers.models.t5.modeling_t5")
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
-
-
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
 
 
 def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None) -> None:

@@ -115,26 +115,24 @@ def test_several_snapshots(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_git_lfs_pointers(tmp_path, name):
+def test_git_lfs_pointers(target, name):
     """In a git clone, git can download the file. In other folders it can't, even inside of a clone of ComfyUI."""
-    folder = write_tiny_checkpoint(tmp_path / "target")
-    (folder / name).write_text(POINTER, encoding="utf-8")
-    (tmp_path / ".git").mkdir()
+    (target / name).write_text(POINTER, encoding="utf-8")
+    (target.parent / ".git").mkdir()
     with raises_key("file.is_pointer", file=name):
-        load_target(folder)
-    (tmp_path / ".git").rename(folder / ".git")
-    with raises_key("file.not_pulled", file=name, folder=folder):
-        load_target(folder)
+        load_target(target)
+    (target.parent / ".git").rename(target / ".git")
+    with raises_key("file.not_pulled", file=name, folder=target):
+        load_target(target)
 
 
-def test_truncated_bin_files(tmp_path):
-    folder = write_tiny_checkpoint(tmp_path / "target")
-    file = folder / "pytorch_model.bin"
-    torch.save(load_file(folder / "model.safetensors"), file)
-    (folder / "model.safetensors").unlink()
-    load_target(folder)
+def test_truncated_bin_files(target):
+    file = target / "pytorch_model.bin"
+    torch.save(load_file(target / "model.safetensors"), file)
+    (target / "model.safetensors").unlink()
+    load_target(target)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    check_refused(folder, "file.incomplete", file="pytorch_model.bin")
+    check_refused(target, "file.incomplete", file="pytorch_model.bin")
 
 
 def test_emu3_in_its_authors_layout(tmp_path):
@@ -144,11 +142,10 @@ def test_emu3_in_its_authors_layout(tmp_path):
     check_refused(folder, "emu3.other_layout", command=command("download Emu3-Gen-hf --to", tmp_path))
 
 
-def test_a_quantised_repository(tmp_path):
-    folder = write_tiny_checkpoint(tmp_path / "target")
+def test_a_quantised_repository(target):
     stated = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    edit_config(folder, lambda config: config.update(quantization_config=stated))
-    check_refused(folder, "model.quantised", sign="by 'bitsandbytes'")
+    edit_config(target, lambda config: config.update(quantization_config=stated))
+    check_refused(target, "model.quantised", sign="by 'bitsandbytes'")
 
 
 @pytest.mark.parametrize("place, given", [("", ""), ("", "consolidated.pth"), ("models/7b", "")])

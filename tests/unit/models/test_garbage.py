@@ -28,11 +28,6 @@ def tiny(tmp_path_factory):
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "target")
 
 
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
-
-
 @pytest.mark.parametrize("write, name", [(write_tiny_checkpoint, "Anole"), (write_lumina, "Lumina-mGPT-34B-512")])
 def test_swin_norm(tmp_path, write, name):
     folder = write(tmp_path / name)

@@ -27,11 +27,6 @@ needs_links = pytest.mark.skipif(not hasattr(os, "symlink") or os.name == "nt", 
 
 
 @pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
-
-
-@pytest.fixture
 def drafter(tmp_path, target):
     return write_tiny_drafter(tmp_path / "drafter", target)
 

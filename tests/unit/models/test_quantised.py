@@ -167,7 +167,7 @@ def test_int4_has_half_a_byte_per_weight_and_four_bytes_per_group(tiny):
 
 
 def test_int4_is_read_from_a_checkpoint_in_shards(tmp_path):
-    """Parts of a matrix, such as q, k and v, may be in different files. Each matrix must be as if quantised alone."""
+    """Parts of a matrix, such as q, k and v, may be in different files. They must be quantised as one matrix."""
     path = write_lumina(tmp_path / "Lumina-mGPT-7B-768", scale=3.0)
     assert len(list(path.glob("*.safetensors"))) == 2
     plain = load_target(path, dtype=torch.bfloat16)
@@ -328,7 +328,7 @@ def test_digits_are_as_accurate_as_converted_weights(digits, kind, dtype, rows):
 
 @pytest.mark.parametrize("kind, rows", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
 def test_sums_of_integers_need_no_tiles(digits, monkeypatch, kind, rows):
-    """Their order doesn't change the result. Other sums must be checked before they are used without tiles."""
+    """The order doesn't change the result. Other sums must be checked before they are used without tiles."""
     stored, scale, x = stored_weight(kind, 256, 512)
     multiply = mock.Mock(side_effect=digits.quantised_matmul)
     monkeypatch.setattr(layers, "quantised_matmul", multiply)

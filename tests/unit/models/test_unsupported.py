@@ -134,7 +134,7 @@ def test_janusflow(tmp_path):
     ],
 )
 def test_other_models_with_image_tokens(tmp_path, name, config, key):
-    """Those of Emu3's family, and those whose decoder is a diffusion model."""
+    """Test models of Emu3's family, and models whose decoder is a diffusion model."""
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda content: content.update(config))
     is_emu3 = key.startswith("emu3.")

@@ -18,7 +18,7 @@ from adt_core.models.reading.paths import resolve, weight_files
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.lumina import save_shards
 from tests.raising import raises_key
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.tiny import write_tiny_drafter
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,11 +37,6 @@ def write_index(folder: Path, *names: str, called: str = INDEX) -> None:
 
 def chosen(folder: Path) -> list[str]:
     return [file.name for file in weight_files(folder)]
-
-
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
 
 
 # ---- choice by name or index -----------------------------------------------------------------------
@@ -222,20 +217,19 @@ def test_published_layouts_are_read_as_before(written, layout):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' list of mapped files")
-def test_only_the_files_of_a_parameter_are_mapped(tmp_path, monkeypatch):
+def test_only_the_files_of_a_parameter_are_mapped(target, monkeypatch):
     """Each mapped file takes address space, which `ulimit -v` limits."""
-    folder = write_tiny_checkpoint(tmp_path / "target")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    save_shards(folder, tensors, 4)
+    tensors = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    save_shards(target, tensors, 4)
     monkeypatch.setattr(checkpoint, "MOST_MAPPED", 0)
     mapped = []
 
     def count(entry):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        mapped.append((len({line.split()[-1] for line in lines if str(folder) in line}), len(entry.names)))
+        mapped.append((len({line.split()[-1] for line in lines if str(target) in line}), len(entry.names)))
 
-    target_of(Checkpoint(folder), "cpu", torch.float32, filled=count)
+    target_of(Checkpoint(target), "cpu", torch.float32, filled=count)
     assert len(mapped) > 10 and all(files <= tensors + 1 for files, tensors in mapped), "one was read before"
 
 
