@@ -14,11 +14,10 @@ from adt_core.models.vq import VQModel
 from model_making.sequences import build_vocabulary
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer that encodes any prompt byte by byte."""
+def byte_tokenizer(vocabulary: dict[str, int] | None = None) -> Tokenizer:
+    """Return a tokenizer that encodes any prompt byte by byte. By default, its vocabulary consists of the bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer = Tokenizer(models.BPE(vocabulary or {token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

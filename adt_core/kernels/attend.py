@@ -91,13 +91,7 @@ def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys 
 
 
 def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
-    """Compute attention with queries that are already grouped by key heads.
-
-    Args:
-        q: [R, key heads, g * n, d] queries.
-        cache: As in :func:`attend`.
-        mask: As in :func:`attend`.
-        near_keys: As in :func:`attend`.
+    """Compute attention with queries [R, key heads, g * n, d] that are already grouped by key heads.
 
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
@@ -157,13 +151,9 @@ def chunk_for(capability: tuple[int, int]) -> int:
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
-    """Return whether a model uses the kernel in its forward passes with near and far keys.
+    """Return whether a model with the dtype and device of x uses the kernel in forward passes with near and far keys.
 
     Other forward passes always use the reference.
-
-    Args:
-        x: Tensor with the dtype and on the device of the queries.
-        dim: Number of elements d of a head.
     """
     shape = heads, kv_heads, dim
     return is_candidate(x) and choice.uses_kernel("attend", x, shape, partial(_trial, x, *shape))
@@ -180,9 +170,7 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
         for_kernel = operands.for_kernel()
         for_reference = operands.for_reference()
         return choice.Case(
-            lambda: kernel(*for_kernel)[: size.used],
-            lambda: reference(*for_reference)[: size.used],
-            size.weight,
+            lambda: kernel(*for_kernel)[: size.used], lambda: reference(*for_reference)[: size.used], size.weight
         )
 
     return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), partial(equal_results, tree), MIN_SPEEDUP)

@@ -17,11 +17,7 @@ from ..models.batch_invariance import NEAR_WINDOW, NearKeys, align_mask, repeat_
 class Operands(NamedTuple):
     """Operands of :func:`.attend.attend`, before the masks and near keys are prepared for the kernel or the reference.
 
-    The two methods return prepared operands.
-
     Attributes:
-        queries: As in `attend`.
-        cache: As in `attend`.
         mask: [R, 1, n, end], not yet repeated for the query heads of a key head.
         near_keys: Result of `split_near_keys`.
     """
@@ -54,14 +50,7 @@ class RandomTree:
     """
 
     def __init__(self, like: Tensor, heads: int, kv_heads: int, dim: int, parents: Sequence[int], committed: int = 300):
-        """Draw the values with a fixed seed.
-
-        Args:
-            like: Tensor whose dtype and device the values get.
-            dim: Number of elements d of a head.
-            parents: As in the attributes.
-            committed: As in the attributes.
-        """
+        """Draw the values with a fixed seed, in the dtype and on the device of `like`."""
         generator = torch.Generator().manual_seed(0)
         self.parents = parents
         self.committed = committed
@@ -105,11 +94,7 @@ class RandomTree:
 
 
 def join(rows: Sequence[Operands], padding: int = 0) -> Operands:
-    """Return the operands of one forward pass over several rows.
-
-    Args:
-        rows: Operands of each row, with equal sizes.
-    """
+    """Return the operands of one forward pass over several rows with equal sizes."""
     queries = torch.cat([row.queries for row in rows])
     if padding:
         queries = torch.cat([queries, queries.new_zeros(padding, *queries.shape[1:])])

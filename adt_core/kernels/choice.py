@@ -39,8 +39,7 @@ CAPTURES = "captured rounds"
 VARIABLE = "ADT_TREE_KERNELS"
 """Environment variable with the operations whose kernels may be used: "1" for all (default), "0" for none, or names of
 :data:`OPERATIONS`, separated by commas."""
-MIN_CAPABILITY = (7, 5)
-"""Oldest compute capability for which Triton compiles."""
+MIN_CAPABILITY = (7, 5)  # oldest compute capability for which Triton compiles
 ALIGNMENT = 16
 """Number by which the addresses of all operands are divisible. Triton reads 16 bytes at a time only from such
 addresses. torch allocates memory at multiples of 512."""
@@ -50,8 +49,7 @@ LONGEST_REASON = 200
 """Maximum number of characters of an error's message in a :class:`KernelError`."""
 TIMED_TURNS = 5
 """Number of times that a trial measures each function. The functions take turns, and the shortest time counts."""
-TIMED_CALLS = 8
-"""Number of calls in one measurement."""
+TIMED_CALLS = 8  # number of calls in one measurement
 _log = logging.getLogger(__name__)
 
 
@@ -59,16 +57,11 @@ class Case(NamedTuple):
     """Operands for which a trial compares a kernel with its reference: the values and the time.
 
     The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
-
-    Attributes:
-        kernel: Launches the Triton kernel and returns its result.
-        reference: Returns the same result, computed with PyTorch's operations.
-        weight: Factor of the times.
     """
 
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
-    weight: float = 1.0
+    weight: float = 1.0  # factor of the times
 
 
 class Trial(NamedTuple):
@@ -155,9 +148,6 @@ def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numb
         *numbers: Its other arguments.
         **options: Compile-time constants and options of the compiler. `enable_fp_fusion` is fixed, because a user's
             environment variable (`TRITON_DEFAULT_FP_FUSION`) would otherwise change the rounding.
-
-    Raises:
-        KernelError: If the launch raises an exception that does not report a lack of memory.
     """
     with launching(operands[0]):
         kernel[grid](*pointers(*operands), *numbers, **options, enable_fp_fusion=True)
@@ -167,8 +157,7 @@ def launch(kernel: Any, grid: tuple[int, ...], operands: Sequence[Tensor], *numb
 def launching(x: Tensor) -> Iterator[None]:
     """Launch kernels in the block on the device of a tensor.
 
-    Raises:
-        KernelError: If the block raises an exception that does not report a lack of memory.
+    An exception that does not report a lack of memory becomes a KernelError.
     """
     try:
         with torch.cuda.device_of(x):
@@ -244,11 +233,7 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
 
 
 def _before_trial(is_first: bool) -> None:
-    """Let the user cancel, and tell once why the first image of a model takes longer.
-
-    Args:
-        is_first: Whether no process has tried the kernel yet.
-    """
+    """Let the user cancel, and tell once why the first image of a model takes longer if no process tried the kernel."""
     runtime = get_runtime()
     if runtime.trial_check is not None:
         runtime.trial_check()
@@ -308,9 +293,6 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
 
     With CUDA's asynchronous allocator, a failed capture ends all captures of a process. Captured rounds save more time
     than kernels.
-
-    Args:
-        reason: Message of the :class:`KernelError`.
     """
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
 
@@ -345,11 +327,7 @@ def supports_kernels(device: torch.device) -> bool:
 
 
 def missing_support(device: torch.device, operation: str = "") -> str:
-    """Return the reason why no Triton kernel can run on a device; "" if kernels can run.
-
-    Args:
-        operation: Operation that must be enabled; "" if any is enough.
-    """
+    """Return the reason why no kernel, or not the one of an operation, can run on a device; "" if it can run."""
     if reason := _missing_support(device) or get_runtime().kernel_failure:
         return reason
     return f"{VARIABLE} does not contain {operation}" if operation and operation not in enabled_operations() else ""
@@ -362,11 +340,7 @@ def failure(device: torch.device, trial: TrialMaker) -> str:
 
 @cached_per_runtime
 def enabled_operations() -> frozenset[str]:
-    """Return the operations that :data:`VARIABLE` enables.
-
-    Raises:
-        AdtError: If the variable contains an unknown name.
-    """
+    """Return the operations that :data:`VARIABLE` enables, or raise an AdtError if it has an unknown name."""
     value = variable(VARIABLE, "1").strip()
     if value in ("", "0", "1"):
         return frozenset() if value == "0" else frozenset(OPERATIONS)
@@ -462,16 +436,13 @@ def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, fl
 
 
 def device_times(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Measure how long the device needs for one call of each function, without the time of launching.
+    """Return the shortest time in ms of one call of each function on the device, without the time of launching.
 
     The device is occupied while the host launches the calls, so that they run directly after each other, as in a
     captured round.
 
     Args:
         functions: Functions that launch kernels and do not wait for the device. Each was called before.
-
-    Returns:
-        The shortest time of each function in ms.
     """
     times = [float("inf")] * len(functions)
     with torch.cuda.device(device):

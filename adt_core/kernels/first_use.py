@@ -32,10 +32,8 @@ from . import verdicts
 
 PREFIX = "first-use-"
 """Beginning of a marker's name. A hash of the device and the number of the process follow."""
-MAX_BYTES = 4096
-"""Ignore larger files; this module never writes any."""
-SAME_START_SECONDS = 1.0
-"""Largest difference between two readings of the time at which a process has started."""
+MAX_BYTES = 4096  # ignore larger files; this module never writes any
+SAME_START_SECONDS = 1.0  # largest difference between two readings of the time at which a process has started
 
 
 def begin(device: torch.device) -> bool:

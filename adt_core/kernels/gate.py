@@ -11,20 +11,16 @@ from ..models.config import ACTIVATIONS
 from . import choice
 from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
 
-BLOCK = 1024
-"""Columns that a program of the kernel computes."""
+BLOCK = 1024  # columns that a program of the kernel computes
 
 
 def gate(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Tensor:
-    """Return activation(a) * b for the halves a and b of each row.
+    """Return activation(a) * b [N, k] for the halves a and b of each row.
 
     Args:
         gate_up: [N, 2 * k]: k columns of a, then k columns of b.
         activation: Key of :data:`..models.config.ACTIVATIONS`.
         used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined.
-
-    Returns:
-        [N, k].
     """
     if uses_kernel(gate_up, activation):
         return kernel(gate_up, activation, used_rows)

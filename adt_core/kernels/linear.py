@@ -33,8 +33,7 @@ BLOCK_INPUTS = 128
 """Number of inputs that are added at a time. For int4 weights it is a group."""
 GROUPS_AT_A_TIME = 2
 """Groups of an int4 weight that are processed at a time. They are added one by one."""
-BLOCK_ROWS = (16, 32, 64, 128)
-"""Numbers of rows that a program can compute."""
+BLOCK_ROWS = (16, 32, 64, 128)  # numbers of rows that a program can compute
 BLOCK_ROWS_HOPPER = (16, 32)
 """As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use instructions for
 larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
@@ -48,12 +47,9 @@ SMALL_SHARED_BYTES = 49 * 2**10
 """As :data:`SHARED_BYTES`, on GPUs whose multiprocessors have 100 KB. The system needs 1 KB for each program."""
 CONVERTED_BYTES = 64
 """Shared memory per output in which Triton converts int4 weights, as compiled by Triton 3.9."""
-MAX_STAGES = 5
-"""Maximum number of blocks of inputs that are processed or loaded at a time."""
-STORED = {dtype: name for name, dtype in QUANTISED.items()}
-"""Format of quantised weights, by dtype."""
-TESTED_ROWS = (1, 2, 25, 32, 64, 128)
-"""Numbers of rows whose results the trial compares."""
+MAX_STAGES = 5  # maximum number of blocks of inputs that are processed or loaded at a time
+STORED = {dtype: name for name, dtype in QUANTISED.items()}  # format of quantised weights, by dtype
+TESTED_ROWS = (1, 2, 25, 32, 64, 128)  # numbers of rows whose results the trial compares
 MIN_SPEEDUP = 1.1
 """As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
 gives."""
@@ -67,33 +63,17 @@ Product = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Blocks(NamedTuple):
-    """Sizes of the blocks of a kernel.
-
-    Attributes:
-        rows: Number of rows that a program computes.
-        outputs: Number of outputs that a program computes.
-        inputs: Number of inputs that are added at a time.
-        warps: Number of warps of a program.
-        stages: Number of blocks of inputs that are processed or loaded at a time.
-    """
+    """Sizes of the blocks of a kernel. A program computes `rows` x `outputs` results with `warps` warps."""
 
     rows: int
     outputs: int
-    inputs: int
+    inputs: int  # number of inputs that are added at a time
     warps: int
-    stages: int
+    stages: int  # number of blocks of inputs that are processed or loaded at a time
 
     @classmethod
     def of(cls, used_rows: int, outputs: int, x_dtype: torch.dtype, weight_dtype: torch.dtype, gpu: Gpu) -> Blocks:
-        """Return the sizes for a product.
-
-        Args:
-            used_rows: Number of rows to compute.
-            outputs: Number of outputs of the weight.
-            x_dtype: Dtype of the activations.
-            weight_dtype: Dtype of the stored weight.
-            gpu: Properties of the device.
-        """
+        """Return the sizes for a product of activations and a stored weight."""
         rows = next((size for size in gpu.block_rows if size >= used_rows), gpu.block_rows[-1])
         is_int4 = weight_dtype == QUANTISED["int4"]
         # Without the exceptions, registers would spill. In a program of 32 x 32 results with int4 weights, Triton gives
@@ -110,19 +90,12 @@ class Blocks(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """Properties of a device that determine the sizes of blocks.
-
-    Attributes:
-        multiprocessors: Number of multiprocessors.
-        block_inputs: Maximum number of inputs that are added at a time.
-        block_rows: Numbers of rows that a program can compute.
-        shared_bytes: Shared memory that a program may use.
-    """
+    """Properties of a device that determine the sizes of blocks."""
 
     multiprocessors: int
-    block_inputs: int
-    block_rows: tuple[int, ...]
-    shared_bytes: int
+    block_inputs: int  # maximum number of inputs that are added at a time
+    block_rows: tuple[int, ...]  # numbers of rows that a program can compute
+    shared_bytes: int  # shared memory that a program may use
 
     @classmethod
     def of(cls, multiprocessors: int, capability: tuple[int, int]) -> Gpu:
@@ -143,14 +116,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None) -> Tensor:
-    """Compute the product with PyTorch's operations in float64. It is precise but slow.
-
-    Args:
-        x: As in :func:`kernel`.
-        weight: As in :func:`kernel`.
-        scale: As in :func:`kernel`.
-        plus: As in :func:`kernel`; not overwritten.
-    """
+    """Compute :func:`kernel` with PyTorch's operations in float64, without overwriting `plus`. It is slow."""
     if weight.dtype == QUANTISED["int4"]:
         y = x.double() @ int4.unpack(weight, scale, torch.float64)[: x.shape[1]]
     else:
@@ -159,13 +125,9 @@ def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = No
 
 
 def kernel(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    plus: Tensor | None = None,
-    used_rows: int | None = None,
+    x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None, used_rows: int | None = None
 ) -> Tensor:
-    """Multiply activations by a weight with the Triton kernel.
+    """Multiply activations by a weight with the Triton kernel: [M, out] in the dtype of x.
 
     Args:
         x: [M, in] bfloat16 or float16, with contiguous rows.
@@ -174,9 +136,6 @@ def kernel(
         plus: [M, out] contiguous values to add, in the dtype of x, or None. Overwritten with the result.
         used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined without
             `plus`, and those of `plus` otherwise.
-
-    Returns:
-        [M, out] in the dtype of x.
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[1]
@@ -218,14 +177,10 @@ def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None, a
     """Return whether to compute a product with the kernel. The first call for a kind of weight runs a trial.
 
     The kernel is only used for quantised weights. Without quantisation, it is expected to be 0.85 to 1.05 times as fast
-    as PyTorch, so a trial would choose by chance.
+    as PyTorch, so a trial would choose by chance. The trial multiplies by the given weight, because random weights can
+    hide differences between the numbers of rows.
 
     Args:
-        x: As in :func:`kernel`.
-        weight: As in :func:`kernel`. The trial multiplies by this weight, because random weights can hide differences
-            between the numbers of rows.
-        scale: As in :func:`kernel`.
-        plus: As in :func:`kernel`.
         alternative: Product that is used if the kernel is not chosen.
     """
     if weight.dtype not in STORED or x.dtype not in TOLERANCE or not is_candidate(x, weight.dtype == QUANTISED["int4"]):

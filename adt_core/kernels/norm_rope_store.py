@@ -17,8 +17,7 @@ from ..models.rotary import Rotation
 from . import choice
 from .trials import MIN_SPEEDUP, ROUNDS, is_candidate, random_like, tolerance
 
-EPS = 1e-5
-"""Epsilon of the norm of queries and keys."""
+EPS = 1e-5  # epsilon of the norm of queries and keys
 WARPS = 1
 """Warps of a program of the kernel. A program computes one head of one token."""
 
@@ -139,14 +138,7 @@ def kernel(
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> bool:
-    """Return whether the kernel is used for all forward passes of a model.
-
-    Args:
-        x: Tensor with the dtype and on the device of the queries.
-        dim: Number of elements d of a head.
-        has_bias: Whether the projection has a bias.
-        has_norm: Whether queries and keys have a norm.
-    """
+    """Return whether the kernel is used for all forward passes of a model with the dtype and device of `x`."""
     shape = heads, kv_heads, dim, "bias" if has_bias else "no bias", "norm" if has_norm else "no norm"
     trial = partial(_trial, x, heads, kv_heads, dim, has_bias, has_norm)
     return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, trial)
@@ -160,12 +152,7 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
     tables = random_like(x, 2, len(qkv), dim, seed=3)
 
     def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
-        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
-
-        Args:
-            tokens: Indices of the tokens, then of the padding.
-            has_slice: Whether the cache positions are given as a slice instead of a tensor.
-        """
+        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens."""
         positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)
         rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
         cache = x.new_zeros(2, 2, kv_heads, used // 2, dim)

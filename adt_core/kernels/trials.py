@@ -41,11 +41,7 @@ measured."""
 
 
 def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
-    """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients.
-
-    Args:
-        is_int4: Whether the operation is a product with an int4 weight.
-    """
+    """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients."""
     if not x.is_cuda or x.dtype not in DTYPES or torch.is_grad_enabled():
         return False
     return is_int4 or torch.cuda.get_device_capability(x.device) >= ALL_KERNELS_CAPABILITY
@@ -57,13 +53,7 @@ def has_small_shared_memory(capability: tuple[int, int]) -> bool:
 
 
 def random_like(x: Tensor, *shape: int, seed: int = 0) -> Tensor:
-    """Return normally distributed numbers with the dtype and on the device of `x`.
-
-    Args:
-        x: Any tensor.
-        *shape: Shape of the result.
-        seed: Seed of the numbers.
-    """
+    """Return normally distributed numbers with the dtype and on the device of `x`."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(x)
 
 

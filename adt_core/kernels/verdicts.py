@@ -19,8 +19,7 @@ from ..models.torch_private import cuda_driver_version, product_settings
 from ..runtime import cached_per_runtime
 from ..version import VERSION
 
-KIND = "kernels"
-"""First word of the file's name."""
+KIND = "kernels"  # first word of the file's name
 MAX_STORED = 250
 """Maximum number of verdicts in a file. It keeps the file below :data:`..cache_folder.MAX_FILE_BYTES`."""
 
@@ -29,7 +28,6 @@ class Verdict(NamedTuple):
     """Result of a trial.
 
     Attributes:
-        operation: Name of the operation, such as "linear".
         operands: Dtype and shape of the operands, for messages.
         uses_kernel: Whether the kernel is used; if not, the reference is used.
         reason: Reason of the decision; a clause such as "it is 1.3 times as fast as PyTorch".
@@ -52,12 +50,9 @@ def find_verdict(device: torch.device, operation: str, operands: str) -> Verdict
 
 
 def save_verdict(device: torch.device, verdict: Verdict) -> Verdict:
-    """Store a verdict, unless another process has stored one in the meantime.
+    """Store a verdict, unless another process has stored one in the meantime, and return the stored one.
 
     Faults are not stored: their causes, such as a missing compiler, can be removed without a new version.
-
-    Returns:
-        The verdict that holds for this and all later processes.
     """
     if verdict.is_fault:
         return verdict

@@ -6,6 +6,7 @@ import logging
 import math
 
 import torch
+from torch import nn
 
 from ..errors import AdtError
 from ..memory_limit import free_address_space, memory_limit, usable_bytes
@@ -17,36 +18,21 @@ from .target import Target
 
 WORK_BYTES = 2**29
 """Memory of a GPU for activations, captured rounds and workspaces, in bytes. It is an assumption."""
-PROMPT_TOKENS = 512
-"""Number of tokens of a prompt for which memory is kept beside streamed layers."""
+PROMPT_TOKENS = 512  # number of tokens of a prompt for which memory is kept beside streamed layers
 _log = logging.getLogger(__name__)
 
 
 def check_main_memory(name: str, streamed_bytes: int, usable: int) -> None:
-    """Check that the main memory is large enough for streamed layers.
-
-    Args:
-        name: Name of the model.
-        usable: Bytes of main memory that the weights may use.
-
-    Raises:
-        AdtError: If it is too small.
-    """
+    """Raise an AdtError if the streamed layers of a model need more bytes of main memory than are usable."""
     if streamed_bytes > usable:
         needed, there = (f"{size / 2**30:.1f} GiB" for size in (streamed_bytes, usable))
         raise AdtError("memory.main_too_small", model=name, needed=needed, there=there, owner=memory_limit().owner)
 
 
 def check_address_space(target: Target, largest_file: int) -> None:
-    """Check that the limit of `ulimit -v` is large enough to read the weights.
+    """Raise an AdtError if the limit of `ulimit -v` is too small to read the weights.
 
     A file of weights is mapped while it is read, so it takes address space in addition to the weights.
-
-    Args:
-        largest_file: Size of the largest file in bytes.
-
-    Raises:
-        AdtError: If it is too small.
     """
     free = free_address_space()
     weights = device_bytes(target.decoder, 0) + companion_bytes(target)
@@ -63,7 +49,7 @@ def allocate(target: Target, device: torch.device, device_memory: float | None =
     Raises:
         AdtError: If the device or the main memory is too small.
     """
-    others = [module for module in (target.codec, target.text_encoder) if module is not None]
+    others = _companions(target)
     for module in (target.decoder, *others):
         module.requires_grad_(False).eval()
     if device.type != "cuda" and device_memory is not None and device_memory < math.inf:
@@ -97,19 +83,14 @@ def _checked_count(target: Target, device: torch.device, device_memory: float | 
     weights = device_bytes(target.decoder, 0) + companion_bytes(target)
     there = limit.bytes if is_moved else usable
     if weights > there:
-        sizes = (f"{size / 2**30:.1f} GiB" for size in (weights, there, limit.bytes))
-        needed, most, total = sizes
+        needed, most, total = (f"{size / 2**30:.1f} GiB" for size in (weights, there, limit.bytes))
         key = "memory.weights_too_large" if is_moved else "memory.weights_need_disk"
         raise AdtError(key, model=target.name, needed=needed, most=most, total=total, owner=limit.owner)
     return 0
 
 
 def free_bytes(device: torch.device, limit: float | None = None) -> float:
-    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices.
-
-    Args:
-        limit: Bytes of the GPU's memory that this process may use in total (default: no limit).
-    """
+    """Return the bytes that this process can still allocate on a GPU, at most `limit` in total; else infinity."""
     if device.type != "cuda" or limit == math.inf:
         return math.inf
     allocated = torch.cuda.memory_allocated(device)
@@ -122,7 +103,6 @@ def needed_count(target: Target, memory: float, on_cpu: bool = False) -> int:
 
     Args:
         memory: Bytes of the device's memory for the weights and the work.
-        on_cpu: Whether the device is a CPU.
 
     Raises:
         AdtError: If the memory is too small even for two buffers and the weights outside the layers.
@@ -151,12 +131,13 @@ def image_bytes(target: Target, on_cpu: bool = False) -> int:
 
 def companion_bytes(target: Target) -> int:
     """Return the bytes of codec and text encoder."""
-    others = [module for module in (target.codec, target.text_encoder) if module is not None]
-    parts = [part for module in others for part in (*module.parameters(), *module.buffers())]
-    return sum(part.numel() * part.element_size() for part in parts)
+    return sum(part.nbytes for module in _companions(target) for part in (*module.parameters(), *module.buffers()))
+
+
+def _companions(target: Target) -> list[nn.Module]:
+    return [module for module in (target.codec, target.text_encoder) if module is not None]
 
 
 def beside_bytes(target: Target) -> int:
     """Return the bytes of the weights that run with a decoder: codec, text encoder and, as an estimate, a drafter."""
-    drafter = 2 * layer_bytes(target.decoder)
-    return companion_bytes(target) + drafter
+    return companion_bytes(target) + 2 * layer_bytes(target.decoder)

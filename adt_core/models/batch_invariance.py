@@ -41,8 +41,7 @@ different kernel for a single row."""
 MAX_HEAD_TILE = 16
 """Maximum number of rows of a tile in the output head. The head computes in float32, where 64 rows take three to four
 times as long as reading its weights (estimate for an H100), and a plain round needs one row per image."""
-_NO_KEY = 2**31 - 1
-"""Cache position that stands for no key in `NearKeys.paths`."""
+_NO_KEY = 2**31 - 1  # cache position that stands for no key in `NearKeys.paths`
 NEAR_WINDOW = 32
 """Number of positions directly before a token that have near keys. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8
@@ -57,15 +56,13 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 
 @cached_per_runtime
 def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
-    """Return the number of positions directly before a token that have near keys.
+    """Return :data:`NEAR_WINDOW`, or None if all keys must be near because the device has no suitable kernel.
+
+    The kernel of AMD GPUs is not suitable, because the order in which it adds keys is not documented.
 
     Args:
         dtype: Data type of the model. Older GPUs support the kernel for far keys only in float16.
         width: Number of elements of an attention head.
-
-    Returns:
-        :data:`NEAR_WINDOW`, or None if all keys must be near because the device has no suitable kernel for far keys.
-        The kernel of AMD GPUs is not suitable, because the order in which it adds keys is not documented.
     """
     if torch.version.hip:
         return None
@@ -80,15 +77,10 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
 
 
 class FallbackConfig(NamedTuple):
-    """Slower settings for a device on which the default settings are not batch-invariant.
+    """Slower settings for a device on which the default settings are not batch-invariant."""
 
-    Attributes:
-        tile: Number of rows of a tile.
-        far: Whether torch's kernel is used for far keys. If False, all keys are treated as near keys.
-    """
-
-    tile: int
-    far: bool = True
+    tile: int  # number of rows of a tile
+    far: bool = True  # whether torch's kernel is used for far keys; if not, all keys are treated as near keys
 
 
 def tiled_matmul(
@@ -99,7 +91,7 @@ def tiled_matmul(
     kind: Hashable,
     tokens: int | None = None,
 ) -> Tensor:
-    """Return a product that is bitwise equal to multiplying `tile` rows at a time.
+    """Return a product [N, out], plus `plus`, that is bitwise equal to multiplying `tile` rows at a time.
 
     The first call for a `kind` and a number of rows computes the product twice: tile by tile, and with all rows at
     once. If both results are bitwise equal, later calls multiply all rows at once.
@@ -112,9 +104,6 @@ def tiled_matmul(
         kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
             shape of the weight, and so on.
         tokens: Number of rows to compare; all rows if None. The other rows are padding, where `x` may be NaN.
-
-    Returns:
-        [N, out] product plus `plus`.
     """
     if len(x) == tile:
         return multiply(x, plus)
@@ -170,23 +159,15 @@ class NearKeys(NamedTuple):
         return self._replace(paths=paths[..., : w - n + 1].contiguous())
 
     def for_layers(self, heads: int, group: int) -> NearKeys:
-        """Return the near keys with a mask that is already expanded for all heads of a layer.
-
-        Args:
-            group: Number of query heads that share a key head.
-        """
+        """Return the near keys with a mask that is expanded for all key heads of a layer with `group` queries each."""
         mask = repeat_for_groups(self.mask, group).expand(-1, heads, -1, -1)
         return self._replace(mask=mask.flatten(0, 1))
 
     def take(self, cache: Tensor, end: int) -> Tensor:
-        """Return the near keys and values of a layer in float64.
+        """Return the near keys and values of a layer: [2, R, heads, w, d] float64. If all keys are near, w is `end`.
 
         Args:
             cache: [2, R, heads, cache_length, d] KV cache of the layer.
-            end: Number of cache positions to read if all keys are near; else unused.
-
-        Returns:
-            [2, R, heads, w, d] keys and values. If all keys are near, w is `end`.
         """
         if self.columns is None:
             return cache.narrow(3, 0, end).double()
@@ -195,7 +176,7 @@ class NearKeys(NamedTuple):
 
 
 def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Compute attention over near keys in float64 and merge it with the attention over far keys.
+    """Compute attention over near keys in float64 and merge it with that over far keys: [R, heads, m, d] float64.
 
     The merge treats all far keys as a single additional key. Its score is the log-sum-exp of the far scores, and its
     value is the attention output of the far keys. The result equals a softmax over all keys. For example, if the far
@@ -207,9 +188,6 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
         entries: [2, R, heads, w, d] float64 near keys and values.
         mask: [R * heads, m, w] mask of the near keys that is added to the scores.
         far: Attention output [R, heads, m, d] and log-sum-exp [R, heads, m] of the far keys; None if all keys are near.
-
-    Returns:
-        [R, heads, m, d] float64 attention output.
     """
     rows, heads, m, dim = q.shape
     keys, values = entries.flatten(1, 2)
@@ -223,15 +201,7 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
 
 
 def repeat_for_groups(mask: Tensor, group: int) -> Tensor:
-    """Repeat a mask [R, 1, n, w] for the query heads that share a key head.
-
-    Args:
-        mask: [R, 1, n, w].
-        group: Number g of query heads that share a key head.
-
-    Returns:
-        [R, 1, g * n, w], with aligned rows if g is greater than 1.
-    """
+    """Repeat a mask [R, 1, n, w] for the g query heads of a key head: [R, 1, g * n, w], with aligned rows if g > 1."""
     return mask if group == 1 else align_mask(mask.repeat(1, 1, group, 1))
 
 

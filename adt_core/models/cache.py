@@ -1,7 +1,4 @@
-"""Static KV cache.
-
-A row is one sequence of the batch: an image has one row, or two with classifier-free guidance.
-"""
+"""Static KV cache. A row is one sequence of the batch: an image has one row, or two with classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -39,11 +36,7 @@ class KVCache:
 
     @staticmethod
     def num_bytes(config: DecoderConfig, rows: int, cache_length: int, itemsize: int) -> int:
-        """Return the size of a cache in bytes.
-
-        Args:
-            itemsize: Bytes of one element.
-        """
+        """Return the size of a cache in bytes, of which an element has ``itemsize``."""
         return 2 * config.num_layers * rows * config.num_kv_heads * cache_length * config.head_dim * itemsize
 
     def select(self, rows: Tensor) -> None:
@@ -56,12 +49,7 @@ class KVCache:
         self.data = kept
 
     def admit(self, rows: Tensor, others: KVCache) -> None:
-        """Overwrite rows of this cache with the rows of another cache.
-
-        Args:
-            rows: Indices of the rows to overwrite.
-            others: Cache with ``len(rows)`` rows. It has at most as many cache positions as this cache.
-        """
+        """Overwrite rows of this cache with another cache, which has at most as many cache positions."""
         self.data[:, :, rows, :, : others.data.shape[4]] = others.data
 
     def compact(self, start: Tensor, path: Tensor) -> None:

@@ -27,10 +27,8 @@ class DecoderConfig:
         vocab_size: Number of token ids: the rows of the embedding.
         hidden_size: Width of the residual stream.
         intermediate_size: Hidden width of the MLP.
-        num_layers: Number of layers.
         num_heads: Number of query heads.
         num_kv_heads: Number of key heads, which is also the number of value heads.
-        rms_norm_eps: Epsilon of the RMS norms.
         rope_theta: Base of the rotary frequencies.
         max_positions: Maximum number of tokens of a prompt and its image together.
         qk_norm: Whether each head's queries and keys pass through a LayerNorm (Chameleon).

@@ -18,14 +18,12 @@ import torch
 from ..files import opened
 
 INTEL = "GenuineIntel"
-"""Vendor that Intel's processors report."""
 CPU_INFO = Path("/proc/cpuinfo")
 """File in which Linux describes the processors. The vendor is in its first lines."""
 FEW_ROWS = 3
 """Maximum number of rows for which MKL is used on processors that are not Intel's. It is smaller than a tile, because
 all products of batch-invariant mode must use the same library."""
-ALL_ROWS = 2**31
-"""Value of :func:`max_mkl_rows` if MKL is used for every product."""
+ALL_ROWS = 2**31  # MKL is used for every product
 
 
 @cache

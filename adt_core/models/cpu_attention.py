@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-MAX_SCORES = 2**20
-"""Maximum number of attention scores of a layer, for which 4 MB of memory are needed."""
+MAX_SCORES = 2**20  # maximum number of attention scores of a layer, for which 4 MB of memory are needed
 
 
 class BatchedAttention:
@@ -30,8 +29,6 @@ class BatchedAttention:
 
         Args:
             mask: [R, 1, m, end] mask that is added to the scores.
-            heads: Number of query heads.
-            kv_heads: Number of key heads.
             rows: Number of rows of the result: N, then padding.
             like: [..., d], tensor with the dtype of the queries.
         """
@@ -56,24 +53,18 @@ class BatchedAttention:
 
     @staticmethod
     def supports(mask: Tensor, kv_heads: int) -> bool:
-        """Return whether a forward can use this class instead of torch's fused kernel.
-
-        Args:
-            mask: [R, 1, m, end] mask that is added to the scores.
-            kv_heads: Number of key heads.
-        """
+        """Return whether a forward can use this class, instead of torch's fused kernel, with a mask [R, 1, m, end]."""
         is_supported = mask.is_cpu and mask.dtype == torch.float32 and torch.is_inference_mode_enabled()
         return is_supported and mask.numel() * kv_heads <= MAX_SCORES
 
     def __call__(self, queries: Tensor, cache: Tensor) -> Tensor:
-        """Compute attention over the first positions of a layer's cache.
+        """Compute attention over the first positions of a layer's cache: [rows, heads * d], 0 in padding.
+
+        The next call overwrites the result.
 
         Args:
             queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
             cache: [2, R, key heads, cache_length, d] keys and values of the layer.
-
-        Returns:
-            [rows, heads * d]; 0 in padding. The next call overwrites it.
         """
         batch, _, end = self._mask.shape
         _, _, n, dim = self._queries.shape

@@ -46,11 +46,7 @@ def stream_from_files(target: Target, entries: Entries, checkpoint: Checkpoint, 
 
 
 def _fetches(
-    target: Target,
-    entries: Entries,
-    checkpoint: Checkpoint,
-    layers: Sequence[nn.Module],
-    buffers: Sequence[Layer],
+    target: Target, entries: Entries, checkpoint: Checkpoint, layers: Sequence[nn.Module], buffers: Sequence[Layer]
 ) -> dict[nn.Module, partial[None]]:
     """Return the function that reads each layer.
 

@@ -11,12 +11,12 @@ published configuration of that part. diffusers is an optional dependency. It pr
 loop, and this module reads the weights.
 
 In shapes, latents are [B, C, h, w]: images, channels, height and width. A latent position represents 8 x 8 pixels.
+`pipeline` is the result of :func:`load`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ..errors import (
-    AdtError,
-    Check,
-    library_error,
-    naming_missing_libraries,
-    pip_install,
-    wrap_library_errors,
-)
+from ..errors import AdtError, Check, library_error, naming_missing_libraries, pip_install, wrap_library_errors
 from ..untrusted import whole_number
 from .families.glm_image import FAMILY, GLM, PIXELS
 from .reading.checkpoint import Checkpoint
@@ -40,16 +33,13 @@ from .reading.entries import check_entries, fill, module_entries
 from .reading.fields import MOST, USUAL_MOST, read, read_json
 from .reading.t5 import t5_encoder
 from .target import Target
-from .vq import PointConv
+from .vq import PointConv, cancellable
 
 STEPS = 50  # published default of the number of denoising steps
 GUIDANCE = 1.5  # published default of the guidance scale
-FOLDER = GLM.folder
-"""Folder of the published model, with both stages."""
-KIND = "GlmImageTransformer2DModel"
-"""Class name in the transformer's config.json."""
-_LEAST = "0.37"
-"""First version of diffusers that contains GlmImagePipeline."""
+FOLDER = GLM.folder  # with both stages
+KIND = "GlmImageTransformer2DModel"  # class name in the transformer's config.json
+_LEAST = "0.37"  # first version of diffusers that contains GlmImagePipeline
 # Published configurations. Fields that equal the defaults of diffusers are left out.
 _TRANSFORMER = {"num_attention_heads": 32, "attention_head_dim": 128}
 _BYT5 = {"d_model": 1472, "d_kv": 64, "d_ff": 3584, "num_layers": 12, "num_heads": 6, "vocab_size": 384}
@@ -75,12 +65,7 @@ _SCHEDULER = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_s
 
 
 class SourceImage(NamedTuple):
-    """Source image of image-to-image mode.
-
-    Attributes:
-        image: Pixels of the image.
-        tokens: [rows, columns] int64 codes of the image, from the encoder of the first stage.
-    """
+    """Source image of image-to-image mode, and its codes [rows, columns] int64 from the encoder of the first stage."""
 
     image: Image.Image
     tokens: Tensor
@@ -148,7 +133,10 @@ def load(
 def _pipeline(library: Any, transformer: Path, modules: list[Any]) -> Any:
     """Return the pipeline for loaded modules: transformer, text encoder and VAE, in this order."""
     denoiser, encoder, decoder = modules
-    scheduler = _scheduler(library, transformer)
+    file = transformer.parent / "scheduler" / "scheduler_config.json"
+    config = read_json(file) if file.is_file() else _SCHEDULER
+    with wrap_library_errors("glm_image.unusable_file", file=file):
+        scheduler = library.FlowMatchEulerDiscreteScheduler.from_config(config)
     pipeline = library.GlmImagePipeline(_tokenizer(transformer), None, encoder, None, decoder, denoiser, scheduler)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -216,13 +204,6 @@ def _tokenizer(transformer: Path) -> Any:
         return ByT5Tokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def _scheduler(library: Any, transformer: Path) -> Any:
-    file = transformer.parent / "scheduler" / "scheduler_config.json"
-    config = read_json(file) if file.is_file() else _SCHEDULER
-    with wrap_library_errors("glm_image.unusable_file", file=file):
-        return library.FlowMatchEulerDiscreteScheduler.from_config(config)
-
-
 def denoise(
     pipeline: Any,
     tokens: Tensor,
@@ -237,7 +218,6 @@ def denoise(
     """Return the latents [1, C, h, w] of one image. :func:`pixels` decodes them.
 
     Args:
-        pipeline: Result of :func:`load`.
         tokens: [rows, columns] int64 codes of the image.
         prompt: Prompt. The pipeline reads only the text in quotation marks.
         guidance_scale: Values of 1 or below turn guidance off.
@@ -249,7 +229,8 @@ def denoise(
     shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
     on_cpu = torch.Generator("cpu").manual_seed(seed)  # so that all devices get the same values
     noise = torch.randn(shape, generator=on_cpu, dtype=pipeline.text_encoder.dtype)
-    with torch.inference_mode(False), checking(pipeline, check):
+    modules = pipeline.transformer, pipeline.text_encoder, pipeline.vae
+    with torch.inference_mode(False), cancellable(check, *modules):
         return pipeline(
             prompt,
             height=height,
@@ -305,20 +286,15 @@ def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tens
 @torch.inference_mode(False)
 @torch.no_grad()
 def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor:
-    """Decode latents to pixels with the VAE.
+    """Decode latents [B, C, h, w] to pixels [B, 3, 8 * h, 8 * w] in [-1, 1] with the VAE.
 
     Args:
-        pipeline: Result of :func:`load`.
-        latents: [B, C, h, w].
         check: Called before each layer. It may raise an exception to cancel.
-
-    Returns:
-        [B, 3, 8 * h, 8 * w] pixels in [-1, 1].
     """
     vae = pipeline.vae
     moments = (vae.config.latents_mean, vae.config.latents_std)
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1).to(latents.device, vae.dtype) for values in moments)
-    with checking(pipeline, check):
+    with cancellable(check, vae):
         return vae.decode(latents.to(vae.dtype) * std + mean, return_dict=False)[0]
 
 
@@ -332,28 +308,11 @@ def decodes(pipeline: Any, target: Target) -> bool:
     return target.family == FAMILY.name and len(target.codec.codebook) == codes_of(pipeline)
 
 
-@contextmanager
-def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
-    """Call ``check`` before each layer of the pipeline that runs in this block. It may raise an exception to cancel."""
-    modules = pipeline.transformer, pipeline.text_encoder, pipeline.vae
-    layers = [part for module in modules for part in module.modules() if not any(part.children())]
-    hooks = [layer.register_forward_pre_hook(lambda *_: check()) for layer in layers] if check is not None else []
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = ()) -> int:
-    """Estimate the bytes that :func:`denoise` needs in addition to the weights.
+    """Estimate the bytes that :func:`denoise` needs for an image of `size` pixels in addition to the weights.
 
     The estimate is the larger of two numbers: the memory of the transformer (its widest layer, and the keys and values
     of source images), and the memory for encoding the largest source image with the VAE.
-
-    Args:
-        pipeline: Result of :func:`load`.
-        size: Number of pixels of the image.
     """
     config = pipeline.transformer.config
     width = pipeline.vae.config.block_out_channels[0]
@@ -368,10 +327,6 @@ def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = (
 def decoding_bytes(pipeline: Any, size: int) -> int:
     """Estimate the bytes that :func:`pixels` needs in addition to the weights.
 
-    The estimate is four times the widest feature map that the VAE has at full resolution.
-
-    Args:
-        pipeline: Result of :func:`load`.
-        size: Number of pixels of the image.
+    The estimate is four times the widest feature map that the VAE has at full resolution, which has `size` pixels.
     """
     return 4 * pipeline.vae.config.block_out_channels[1] * size * pipeline.vae.dtype.itemsize

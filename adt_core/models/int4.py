@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP = 64
-"""Number of inputs that share a step and a zero point."""
+GROUP = 64  # number of inputs that share a step and a zero point
 LEVELS = 16
 SCALE_DTYPE = torch.bfloat16
 """Dtype of steps and zero points. It has the range of float32, so no step overflows or becomes 0. Levels are computed
@@ -38,14 +37,9 @@ def empty(inputs: int, outputs: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def pack(packed: Tensor, scale: Tensor, value: Tensor) -> None:
-    """Quantise a matrix and store the result in existing tensors.
+    """Quantise a matrix [in, out] and store the result in existing tensors, as :func:`empty` returns them.
 
     Each group is stored either symmetrically or with a zero point, whichever has the smaller squared error.
-
-    Args:
-        packed: [32 * groups, out] uint8 to fill.
-        scale: [2, groups, out] bfloat16 to fill.
-        value: [in, out] matrix to quantise.
     """
     value = value.to(packed.device, torch.float32)
     groups = F.pad(value, (0, 0, 0, -len(value) % GROUP)).unflatten(0, (-1, GROUP))
@@ -80,13 +74,7 @@ def _nonzero(step: Tensor) -> Tensor:
 
 
 def _quantised(groups: Tensor, scale: Tensor, step: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill `scale` [2, groups, out], and return the levels and their squared errors.
-
-    Args:
-        groups: [groups, 64, out] float32 weights.
-        scale: [2, groups, out] to fill.
-        step: [groups, out] float32.
-        zero_point: [groups, out] float32 integers.
+    """Fill `scale` [2, groups, out] with step and zero point, [groups, out] float32 each.
 
     Returns:
         Levels [groups, 64, out] uint8, and the sum of the squared errors of each group [groups, out] float32.
@@ -101,15 +89,9 @@ def _quantised(groups: Tensor, scale: Tensor, step: Tensor, zero_point: Tensor) 
 
 
 def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weights of a packed matrix.
+    """Return the weights [64 * groups, out] of a packed matrix. float32 and float64 represent them exactly.
 
-    Args:
-        packed: [32 * groups, out] uint8.
-        scale: [2, groups, out] bfloat16.
-        dtype: Floating-point dtype of the weights. float32 and float64 represent them exactly.
-
-    Returns:
-        [64 * groups, out] weights, with the memory layout of a contiguous [out, 64 * groups] matrix.
+    They have the memory layout of a contiguous [out, 64 * groups] matrix.
     """
     pairs = packed.t().unflatten(1, (-1, GROUP // 2))  # [out, groups, 32]
     weights = torch.empty(*pairs.shape[:2], 2, GROUP // 2, dtype=dtype, device=packed.device)

@@ -72,12 +72,7 @@ class LayerContext(NamedTuple):
 
     @classmethod
     def of(cls, metadata: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
-        """Return the context of a forward.
-
-        Args:
-            rope: Result of :func:`.rotary.rope_tables`.
-            tile: Number of rows of a tile in batch-invariant mode, else 0.
-        """
+        """Return the context of a forward. ``rope`` is the result of :func:`.rotary.rope_tables`."""
         positions = metadata.positions.flatten()
         if metadata.mrope_positions is not None and config.mrope_section is not None:
             rope = rope_tables(config, rope[0], metadata.mrope_positions.flatten(0, 1))
@@ -126,7 +121,7 @@ def product(
     tile: int = 0,
     tokens: int | None = None,
 ) -> Tensor:
-    """Multiply activations by a weight.
+    """Multiply activations by a weight: [N, out] in the dtype of ``x``.
 
     In batch-invariant mode, a Triton kernel multiplies by quantised weights if it passes its trial. The default tile is
     required: a smaller one is a fallback, because products on this device have depended on the number of rows. The
@@ -141,9 +136,6 @@ def product(
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
         tokens: Number of rows that are not padding; None if there is no padding. In padding, x and the results are
             undefined, and may be NaN.
-
-    Returns:
-        [N, out] in the dtype of ``x``.
     """
     if tile == TILE.get(x.device.type) or not tile and weight.dtype == QUANTISED["int4"]:
         by_torch = partial(_product_by_torch, tile, None)
@@ -208,18 +200,7 @@ needs. Products of smaller pieces would be too narrow to use the entire GPU."""
 
 
 def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, tokens: int | None) -> Tensor:
-    """Multiply by a weight that is converted to the dtype of ``x`` piece by piece.
-
-    Args:
-        x: [N, in] activations.
-        weight: [in, out] in any dtype, or packed int4.
-        scale: As in :func:`product`.
-        tile: Number of rows of a tile, or 0.
-        tokens: As in :func:`product`.
-
-    Returns:
-        [N, out] in the dtype of ``x``.
-    """
+    """Compute :func:`product` with a weight of any dtype that is converted to the dtype of ``x`` piece by piece."""
     kind = x.device, x.dtype, weight.dtype, weight.shape
     piece_bytes = CPU_PIECE_BYTES if x.device.type == "cpu" else GPU_PIECE_BYTES
     width = max(piece_bytes // (x.element_size() * x.shape[1]) // 16 * 16, 16)
@@ -281,17 +262,16 @@ class Layer(nn.Module):
             self.register_buffer(f"{name}_scale", None)  # None unless quantised
 
     def forward(self, x: Tensor, context: LayerContext, cache: Tensor) -> Tensor:
-        """Run the layer.
+        """Run the layer, and return the residual stream [N, h] after it.
+
+        The padding of the result is undefined: each operation may skip padding, and the results of tokens do not depend
+        on it.
 
         Args:
             x: [N, h] residual stream: the n tokens of row 0, of row 1 and so on, then padding up to a complete tile.
                 Overwritten unless gradients are enabled.
             cache: [2, R, kv heads, cache_length, d] keys and values of this layer. The method writes the keys and
                 values of the tokens at ``context.cache_position``.
-
-        Returns:
-            [N, h] residual stream after the layer. Its padding is undefined: each operation may skip padding, and the
-            results of tokens do not depend on it.
         """
         y = x if self.input_norm is None else self._normed(x, self.input_norm, context)
         qkv = product(y, self.qkv, self.qkv_scale, None, context.tile, context.tokens)
@@ -421,16 +401,13 @@ class Decoder(nn.Module):
         check: Check | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the features of tokens, and write their keys and values to the cache.
+        """Return the features [R, n, h] of tokens after the final norm, and write their keys and values to the cache.
 
         Args:
             ids: [R, n] int64 token ids.
             rope: Result of :func:`.rotary.rope_tables`.
             check: Called before every layer. It may raise an exception to cancel.
             inputs: [R, n, h] inputs of the first layer, instead of the embeddings of ``ids``.
-
-        Returns:
-            [R, n, h] features after the final norm, in ``wide_dtype``.
         """
         x = self.embedding[ids] if inputs is None else inputs.clone()  # fewer operations than `F.embedding`
         shape = x.shape
@@ -467,7 +444,7 @@ class Decoder(nn.Module):
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: Tensor | float = 1, half_head: Tensor | None = None) -> Tensor:
-        """Return the logits of the codes.
+        """Return the logits of the codes [R, ..., num_codes] in ``wide_dtype``; with guidance [R / 2, ..., num_codes].
 
         Guidance combines the inputs of the head's last layer, not its outputs. The layer is affine, so the logits are
         the same, and the layer runs on half as many rows.
@@ -478,9 +455,6 @@ class Decoder(nn.Module):
                 number 1 means no guidance.
             half_head: Copy of the head in half precision, for logits that may be imprecise and may depend on the number
                 of rows; None to use the head.
-
-        Returns:
-            [R, ..., num_codes] in ``wide_dtype``; with guidance [R / 2, ..., num_codes].
         """
         if self.head_in is not None:
             features = self._by_rows(self._head_hidden, features, self._head_tile)

@@ -45,11 +45,7 @@ few drafts to pay for its search. See docs/drafting.md."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
-    """Return the family of a checkpoint.
-
-    Raises:
-        AdtError: If no family recognises the checkpoint.
-    """
+    """Return the family of a checkpoint, or raise an AdtError if no family recognises it."""
     for family in reversed(FAMILIES):
         if family.recognises(checkpoint.config, checkpoint.names):
             return family
@@ -186,11 +182,7 @@ def open_checkpoint(path: str | Path, role: str = "target") -> Checkpoint:
 def published_sampling(path: str | Path) -> PublishedSampling:
     """Return the sampling settings that the authors of a target recommend, without loading the target.
 
-    Args:
-        path: "bundled", a checkpoint folder or a weights file.
-
-    Raises:
-        AdtError: If the checkpoint cannot be read.
+    For arguments and errors, see :func:`open_checkpoint`.
     """
     if str(path) == BUNDLED:
         return BUNDLED_SAMPLING
@@ -200,11 +192,7 @@ def published_sampling(path: str | Path) -> PublishedSampling:
 
 
 def find_published(name: str) -> Published | None:
-    """Return the published model with a name, or None if no model has this name. The case of letters is ignored.
-
-    Args:
-        name: Name of the model's folder or file.
-    """
+    """Return the published model whose folder or file has a name, or None. The case of letters is ignored."""
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
 
 

@@ -25,17 +25,11 @@ WEIGHTS = ("qkv", "out", "gate_up", "down", "head_in", "head", "fc")
 
 
 class Packed(NamedTuple):
-    """Packed copy of a weight.
-
-    Attributes:
-        weight: Weak reference to the weight.
-        version: Value of :func:`_version` for the weight that was copied.
-        matrix: The copy. Only oneDNN can read it.
-    """
+    """Packed copy of a weight."""
 
     weight: ref[Tensor]
-    version: tuple[int, int]
-    matrix: Tensor
+    version: tuple[int, int]  # of the weight that was copied
+    matrix: Tensor  # only oneDNN can read it
 
 
 def pack(networks: Iterable[nn.Module]) -> None:

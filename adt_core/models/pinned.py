@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-PAGE = 4096
-"""Size in bytes of a page of main memory. Memory is pinned in complete pages."""
+PAGE = 4096  # bytes of a page of main memory; memory is pinned in complete pages
 _log = logging.getLogger(__name__)
 
 

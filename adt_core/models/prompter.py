@@ -19,7 +19,7 @@ because the run time of some tokenizers is quadratic in the length."""
 
 
 def stripped(text: str) -> str:
-    """Check a prompt and return it without surrounding white space.
+    """Return a prompt without surrounding white space.
 
     Raises:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
@@ -36,25 +36,15 @@ def stripped(text: str) -> str:
 
 
 def check_length(ids: list[int], most: int, name: str) -> None:
-    """Check the number of tokens of a prompt.
-
-    Args:
-        most: Maximum number of tokens.
-
-    Raises:
-        PromptTooLongError: If the prompt has more than ``most`` tokens.
-    """
+    """Raise a PromptTooLongError if a prompt has more than ``most`` tokens."""
     if len(ids) > most:
         raise PromptTooLongError("prompt.too_long", tokens=len(ids), limit=most, model=name)
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
-    """Check that the embedding has a row for each token id of a prompt.
+    """Raise an AdtError if the embedding has no row for a token id of a prompt.
 
     Looking up a missing row on a GPU would raise a CUDA error, after which the process can't use the GPU.
-
-    Raises:
-        AdtError: If an id is not in the vocabulary.
     """
     largest = max(ids, default=0)
     if largest >= vocab_size:
@@ -68,8 +58,6 @@ class TokenPrompter(Prompter):
     Each family whose decoder reads token ids has a subclass.
 
     Attributes:
-        name: Name of the model, for error messages.
-        tokenizer: Tokenizer of the text.
         vocabulary: Token ids of special tokens, by name.
         vocab_size: Size of the model's vocabulary.
         max_positions: Maximum number of tokens of a prompt and its image together.
@@ -93,11 +81,7 @@ class TokenPrompter(Prompter):
 
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-        """Return the prompter of a target.
-
-        Raises:
-            AdtError: If the tokenizer is missing or lacks a special token.
-        """
+        """Return the prompter of a target, or raise an AdtError if the tokenizer or a special token is missing."""
         folder = checkpoint.find_companion(cls.FOLDER) or checkpoint.folder
         embedded = checkpoint.embedded(TOKENIZER)
         tokenizer = tokenizer_from_json(embedded, checkpoint.path) if embedded else load_tokenizer(folder)
@@ -123,17 +107,9 @@ class TokenPrompter(Prompter):
         return [self.vocabulary[name] for name in names]
 
     def format_text(self, text: str, grid: tuple[int, int]) -> str:
-        """Return the text to tokenize: by default the prompt, in some families a template that contains it.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-        """
+        """Return the text to tokenize: by default the prompt, in some families a template that contains it."""
         return text
 
     def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Return the names of the special tokens after the text.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-        """
+        """Return the names of the special tokens after the text."""
         return ()

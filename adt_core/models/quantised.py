@@ -26,20 +26,16 @@ from .layers import MATRICES, Decoder
 
 
 def check_device(weights: str | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Check that a device can multiply by quantised weights in a reasonable time.
+    """Raise an AdtError if a device can't multiply by quantised weights in a reasonable time.
 
     Without the Triton kernel, a GPU would convert int4 weights to half precision before each product. It would write
     and read more than 10 bytes per weight in each step, so a step of a 7B model would take 150 to 220 ms on an RTX 3060
     (computed, not measured). PyTorch's own int4 product would store (8 - zero point) * step in bfloat16, which
-    rounds it, and its order of sums is not documented. So a small product is computed with the kernel.
+    rounds it, and its order of sums is not documented. So a small product is computed with the kernel, except on CPUs.
 
     Args:
         weights: "int8", "fp8" or "int4"; None if the weights are not quantised.
-        device: Device that will multiply by the weights.
         dtype: Dtype of the activations.
-
-    Raises:
-        AdtError: If the weights are int4, and the kernel can't be used on the device, which is no CPU.
     """
     if weights == "int4" and device.type not in ("cpu", "meta"):
         problem = choice.missing_support(device, "linear") or _int4_problem(device, dtype)
@@ -48,14 +44,10 @@ def check_device(weights: str | None, device: torch.device, dtype: torch.dtype) 
 
 
 def check_products(weights: str | None, verdicts: Iterable[Verdict]) -> None:
-    """Check that the kernel has no fault with the weights of a model.
+    """Raise an AdtError if the weights are int4, and the kernel failed or gave a wrong result for one of them.
 
     Args:
-        weights: As in :func:`check_device`.
         verdicts: Results of the trials of all operations; empty on devices without kernels.
-
-    Raises:
-        AdtError: If the weights are int4, and the kernel failed or gave a wrong result for one of them.
     """
     faults = [it.reason for it in verdicts if it.operation == "linear" and it.is_fault]
     if weights == "int4" and faults:
@@ -86,11 +78,7 @@ def _small_trial(matrix: Tensor, device: torch.device, dtype: torch.dtype) -> ch
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Replace every matrix of the layers with an empty quantised matrix and an empty scale, which `store` fills.
-
-    Args:
-        kind: "int8", "fp8" or "int4".
-    """
+    """Replace every matrix of the layers with an empty matrix of a format and an empty scale, which `store` fills."""
     for layer in decoder.layers:
         for name in MATRICES:
             stored, scale = empty(getattr(layer, name), kind, decoder.wide_dtype)

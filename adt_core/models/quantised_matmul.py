@@ -44,7 +44,7 @@ def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         scale: [out] float32 or float64 factors: the weight's true value is ``weight * scale``.
 
     Returns:
-        Product [M, out] in x's dtype.
+        [M, out] in x's dtype.
     """
     return _digit_matmul(x, weight, scale) if _uses_digits(x, weight) else _converted_matmul(x, weight, scale)
 
@@ -111,14 +111,6 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Compute `quantised_matmul` with int8 digits. Their products are integers, so the sums are exact.
 
     For example, x / step = 300 gives high = 2 and low = 44, because 300 = 128 * 2 + 44.
-
-    Args:
-        x: [M, in] activations in half precision.
-        weight: [in, out] int8.
-        scale: [out] factors of the weight.
-
-    Returns:
-        Product [M, out] in x's dtype.
     """
     step = _step(x, 14)
     rows = len(x)
@@ -138,14 +130,6 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     The first digit is x / step, rounded to 4 significant bits. Each further digit is the remaining difference, times 16
     and rounded in the same way. For example, x / step = 201 gives the digits 208 and -112: the difference is
     201 - 208 = -7, and -7 * 16 = -112.
-
-    Args:
-        x: [M, in] activations in half precision.
-        weight: [in, out] float8_e4m3fn.
-        scale: [out] factors of the weight.
-
-    Returns:
-        Product [M, out] in x's dtype.
     """
     step = _step(x, 8)
     remainder = x / step

@@ -58,13 +58,10 @@ class MropePositions(NamedTuple):
 
 
 def grid_positions(begin: int, rows: int, columns: int) -> Tensor:
-    """Return the M-RoPE positions of the tokens of a grid, row by row.
+    """Return the M-RoPE positions of a grid, row by row: time, row and column of each token [rows * columns, 3] int64.
 
     Args:
         begin: Time of all tokens. It is also the row and the column of the first token.
-
-    Returns:
-        [rows * columns, 3] int64: time, row and column of each token.
     """
     cells = torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns))
     return cells + begin
@@ -75,13 +72,12 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
 
     The first half of sin is negated, so the rotated vector is ``x * cos + roll(x, head_dim / 2) * sin``. With
     ``grid_rope``, half of the pairs use the row and half use the column. Both tables are 0 for the tokens before the
-    grid, so the rotated queries and keys of these
-    tokens are zero.
+    grid, so the rotated queries and keys of these tokens are zero.
 
     Args:
         like: Tensor whose dtype and device the tables get.
-        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the
-            token at position i has time, row and column i.
+        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the token at
+            position i has time, row and column i.
 
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.
@@ -148,15 +144,12 @@ class Rotation(NamedTuple):
         return cls(cos[:, None], sin[:, None], matrices)
 
     def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
-        """Return rotated queries and keys, followed by the unchanged values.
+        """Return rotated queries and keys, followed by the unchanged values: ``qkv``, unless gradients are enabled.
 
         Args:
             qk: [N, query and key heads, d] queries and keys to rotate.
             qkv: [N, query, key and value heads, d]. Only its values are read. Its queries and keys are overwritten with
                 the result, unless gradients are enabled.
-
-        Returns:
-            [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
         heads = qk.shape[1]
         place = qkv.as_strided(qk.shape, qkv.stride())  # `qkv[:, :heads]`, which is two operations

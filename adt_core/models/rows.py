@@ -60,10 +60,6 @@ class AttentionMetadata:
         """Return the metadata for only the tokens ``first`` to ``last - 1``.
 
         The metadata must describe a forward whose first token is at cache position 0.
-
-        Args:
-            first: Index of the first token.
-            last: Index after the last token.
         """
         mrope_positions = None if self.mrope_positions is None else self.mrope_positions[:, first:last]
         mask = self.mask[:, :, first:last, :last]
@@ -88,12 +84,7 @@ class Roots:
 
     @classmethod
     def all_at(cls, codes: Tensor, position: int) -> Roots:
-        """Return roots of images that are all at the same position.
-
-        Args:
-            codes: [B] int64 codes of the roots.
-            position: Raster position of all roots.
-        """
+        """Return roots of images that are all at the same raster position."""
         return cls(codes, torch.full_like(codes, position)[:, None])
 
     def advance(self, codes: Tensor, steps: Tensor) -> None:
@@ -358,10 +349,7 @@ class BatchRows:
 
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
-    """Stack the features [n, h] of all rows to [R, length, h], left-padded with zeros.
-
-    Return None if any row has only token ids.
-    """
+    """Stack the features [n, h] of all rows to [R, length, h], left-padded with zeros; None if a row has only ids."""
     given = [row for row in features if row is not None]
     if len(given) < len(features):
         return None

@@ -34,13 +34,10 @@ SLOWDOWN = 16.0
 """Estimate of the time to fetch a byte from main memory, divided by the time to read it from the memory of a GPU. It is
 computed from published bandwidths: 15 for an RTX 3060 with PCIe 4.0 x16, 42 for an RTX 4090."""
 
-BANDWIDTH = 24e9
-"""Bytes per second from pinned main memory to a GPU with PCIe 4.0 x16, a published figure."""
-PROBE_BYTES = 2**26
-"""Bytes that are copied to measure a bandwidth."""
+BANDWIDTH = 24e9  # bytes per second from pinned main memory to a GPU with PCIe 4.0 x16, a published figure
+PROBE_BYTES = 2**26  # bytes that are copied to measure a bandwidth
 
-Fetch = Callable[[int], object]
-"""Function that writes the weights of a layer to buffer 0 or 1."""
+Fetch = Callable[[int], object]  # function that writes the weights of a layer to buffer 0 or 1
 
 
 class Lane(Protocol):
@@ -113,11 +110,7 @@ class LayerStream:
     slowdown: float = SLOWDOWN
 
     def __init__(self, buffers: Sequence[nn.Module], layer_bytes: int, fetches: Mapping[nn.Module, Fetch], lane: Lane):
-        """Make the stream.
-
-        Args:
-            fetches: Function that fetches each streamed layer.
-        """
+        """Make the stream. ``fetches`` has the function that fetches each streamed layer."""
         self.buffers = buffers
         self.layer_bytes = layer_bytes
         self.fetched_bytes = layer_bytes * len(fetches)
@@ -136,9 +129,7 @@ class LayerStream:
     def measure(self, fetch: Callable[[], object], copy: Callable[[], object], device: torch.device) -> None:
         """Measure the time of a pass and the slowdown on a GPU.
 
-        Args:
-            fetch: Function that copies a layer from main memory.
-            copy: Function that copies a layer within the memory of the device.
+        ``fetch`` copies a layer from main memory, and ``copy`` one within the memory of the device.
         """
         from_host = _seconds(fetch, device)
         within = _seconds(copy, device) / 2  # a copy on the device reads and writes
@@ -183,12 +174,12 @@ def spread(count: int, streamed: int) -> list[int]:
 
 def layer_bytes(decoder: Decoder) -> int:
     """Return the size of one layer in a buffer, in bytes."""
-    return sum(_padded(part.numel() * part.element_size()) for part in _parts(decoder.layers[0]).values())
+    return sum(_padded(part.nbytes) for part in _parts(decoder.layers[0]).values())
 
 
 def other_bytes(decoder: Decoder) -> int:
     """Return the bytes of the weights outside the layers, such as embedding and head."""
-    return sum(part.numel() * part.element_size() for part in _parts(decoder).values())
+    return sum(part.nbytes for part in _parts(decoder).values())
 
 
 def device_bytes(decoder: Decoder, streamed: int) -> int:
@@ -205,8 +196,7 @@ def least_bytes(decoder: Decoder) -> int:
 def streamed_count(decoder: Decoder, room: float) -> int | None:
     """Return how many layers must be streamed so that the decoder's weights need at most `room` bytes.
 
-    Returns:
-        The number, 0 if all weights fit; None if even the least number of bytes is more than `room`.
+    If even the least number of bytes is more than `room`, return None.
     """
     if device_bytes(decoder, 0) <= room:
         return 0
@@ -337,7 +327,7 @@ def held_bytes(decoder: Decoder) -> int:
     """Return the bytes of memory for weights and buffers, without layers that are read from files."""
     parts = (part for part in (*decoder.parameters(), *decoder.buffers()) if not part.is_meta)
     buffers = 2 * decoder.stream.layer_bytes if decoder.stream is not None else 0
-    return sum(part.numel() * part.element_size() for part in parts) + buffers
+    return sum(part.nbytes for part in parts) + buffers
 
 
 def slowdown(decoder: Decoder, measured: bool = True) -> float:

@@ -59,11 +59,7 @@ class EncodedPrompt(list[int]):
         self.mrope_positions = mrope_positions
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> EncodedPrompt:
-        """Return the row with image tokens appended.
-
-        Args:
-            embedding: [vocab_size, h] embedding of the decoder.
-        """
+        """Return the row with image tokens appended. ``embedding`` [vocab_size, h] is the decoder's."""
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
@@ -73,11 +69,9 @@ class EncodedPrompt(list[int]):
 class PublishedSampling(NamedTuple):
     """Sampling settings that the authors of a family publish. They are the defaults for its models.
 
+    For the first four attributes, see :class:`..settings.Sampling`.
+
     Attributes:
-        guidance_scale: As in :class:`..settings.Sampling`.
-        temperature: As in :class:`..settings.Sampling`.
-        top_k: As in :class:`..settings.Sampling`.
-        top_p: As in :class:`..settings.Sampling`.
         suffix: Text to append to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append
             it with :func:`suffixed`.
         source: Address of the page or repository that publishes the settings.
@@ -113,20 +107,16 @@ def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
 
 
 def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
-    """Return the guidance scale at each of the given positions.
+    """Return the scale [n, 1] or [B, n, 1] at raster positions [n] or [B, n], or ``guidance`` if it is a number.
 
     Args:
         guidance: Result of :meth:`Target.guidance`.
-        positions: [n] or [B, n] int64 raster positions.
-
-    Returns:
-        [n, 1] or [B, n, 1] scale of each position. If ``guidance`` is a number, it is returned unchanged.
     """
     return guidance[positions % len(guidance)] if isinstance(guidance, Tensor) else guidance
 
 
 class Prompter:
-    """Converter of texts to prompt rows.
+    """Converter of texts to prompt rows. In its methods, ``grid`` contains rows and columns of the image's codes.
 
     Attributes:
         name: Name of the model, for error messages.
@@ -135,21 +125,13 @@ class Prompter:
     name: str
 
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
-        """Return the conditional row of a text.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-
-        Raises:
-            AdtError: If the text is empty or too long.
-        """
+        """Return the conditional row of a text, or raise an AdtError if it is empty or too long."""
         raise NotImplementedError
 
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
         """Return the conditional row of a text and source images, in a family that supports source images.
 
         Args:
-            grid: Rows and columns of the image's codes.
             sources: [rows, columns] int64 codes of each source image.
 
         Raises:
@@ -158,29 +140,17 @@ class Prompter:
         raise NotImplementedError
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
-        """Return the note that ``encode`` would attach to a prompt (:attr:`EncodedPrompt.note`).
-
-        Args:
-            grid: Rows and columns of the image's codes.
-
-        Raises:
-            AdtError: If the text is empty or too long.
-        """
+        """Return the note that ``encode`` would attach to a prompt (:attr:`EncodedPrompt.note`), or raise its error."""
         return self.encode(text, grid).note
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
-        """Return the unconditional row that guidance contrasts with a prompt.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-        """
+        """Return the unconditional row that guidance contrasts with a prompt."""
         raise NotImplementedError
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
         """Check whether the family supports an image size.
 
         Args:
-            grid: Rows and columns of the image's codes.
             usual: Grid of the model's default size.
 
         Returns:
@@ -255,15 +225,7 @@ class Target:
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:
-        """Return the same model for another image size.
-
-        Args:
-            width: Width in pixels.
-            height: Height in pixels.
-
-        Raises:
-            AdtError: If the model does not support the size.
-        """
+        """Return the same model for another image size in pixels, or raise an AdtError if it is not supported."""
         side = self.downsample
         max_positions = self.decoder.config.max_positions
         resized = copy(self)
@@ -311,11 +273,9 @@ class Target:
     def script_layout(self) -> tuple[int, Tensor]:
         """Length of the logits from which the authors' script samples, and index [num_tokens] of each token in them."""
         ids = self.decoder.image_ids
-        return (
-            (self.script_vocab_size, ids)
-            if self.script_vocab_size
-            else (len(ids), torch.arange(len(ids), device=ids.device))
-        )
+        if self.script_vocab_size:
+            return self.script_vocab_size, ids
+        return len(ids), torch.arange(len(ids), device=ids.device)
 
     @property
     def columns(self) -> int:
@@ -429,13 +389,9 @@ class Target:
         return torch.cat([rows, ends], 2).flatten(1)
 
     def guidance(self, scale: float, like: Tensor) -> Tensor | float:
-        """Return the guidance scale at every position.
+        """Return the guidance scale at every position: [length, 1], like the tensor ``like`` in dtype and device.
 
-        Args:
-            like: Tensor whose dtype and device the result gets.
-
-        Returns:
-            [length, 1] scales, or ``scale`` itself if all positions have the same scale.
+        If all positions have the same scale, ``scale`` itself is returned.
         """
         if self.guidance_of is None or scale == 1:
             return scale
@@ -444,11 +400,9 @@ class Target:
     def grammar(self, like: Tensor) -> Tensor | None:
         """Return a mask to add to logits, which excludes the tokens that are not allowed in each column of the image.
 
-        Args:
-            like: Tensor whose dtype and device the result gets.
-
         Returns:
-            [columns, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed.
+            [columns, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed. It has the
+            dtype and device of ``like``.
         """
         if not self.row_end:
             return None

@@ -16,27 +16,18 @@ _PACKED_FOR = 32
 
 
 def onednn_pack(weight: Tensor) -> Tensor | None:
-    """Return a copy of a weight in oneDNN's own memory layout; None if torch has no such kernel.
-
-    Args:
-        weight: [in, out] float32 on a CPU.
-    """
+    """Return a copy of a weight [in, out] float32 in oneDNN's own memory layout; None if torch has no such kernel."""
     return _PACK(weight.transpose(0, 1), _PACKED_FOR) if _PACK and _LINEAR else None
 
 
 def onednn_matmul(x: Tensor, weight: Tensor, packed: Tensor | None, plus: Tensor | None) -> Tensor:
-    """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
+    """Multiply float32 matrices [..., in] and [in, out] on a CPU with oneDNN, as torch.compile does.
 
     If torch has no such kernel, torch's own product is used, which calls MKL (:mod:`.cpu`).
 
     Args:
-        x: [..., in] float32.
-        weight: [in, out] float32.
         packed: Result of :func:`onednn_pack` for the weight, or None. It changes no bit of the result.
         plus: [..., out] float32 to add to the product, or None.
-
-    Returns:
-        Product or sum [..., out] float32.
     """
     if not _LINEAR:
         return x @ weight if plus is None else plus + x @ weight
@@ -57,45 +48,30 @@ def supports_half_matmul(dtype: torch.dtype) -> bool:
 
 
 def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply int8 matrices on a GPU.
-
-    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
-    dtype.
+    """Return the product [M, out] int32 of int8 matrices on a GPU that supports it (:mod:`.quantised_matmul`).
 
     Args:
         x: [M, in] int8. M must be greater than 16; `in` and `out` must be multiples of 8.
         weight: [in, out] int8.
-
-    Returns:
-        Product [M, out] int32.
     """
     return torch._int_mm(x, weight)
 
 
 def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply float8_e4m3fn matrices on a GPU.
-
-    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
-    dtype.
+    """Return the product [M, out] float32 of float8_e4m3fn matrices on a GPU that supports it.
 
     Args:
         x: [M, in] float8_e4m3fn. `in` and `out` must be multiples of 16.
         weight: [in, out] float8_e4m3fn.
-
-    Returns:
-        Product [M, out] float32.
     """
     unscaled = torch.ones((), dtype=torch.float32, device=x.device)
     return torch._scaled_mm(x, weight, unscaled, unscaled, out_dtype=torch.float32)
 
 
 def occupy_gpu(cycles: int = 4_000_000) -> None:
-    """Let the current GPU wait, so that kernels which are launched meanwhile run directly after each other.
+    """Let the current GPU wait, by default 2 ms, so that kernels launched meanwhile run directly after each other.
 
     If torch lacks the function, measured times include the time of launching.
-
-    Args:
-        cycles: Clock cycles to wait. The default is about 2 ms.
     """
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is not None:
@@ -147,10 +123,8 @@ def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tupl
     number of cache positions that the forward reads.
 
     Args:
-        q: Queries [R, heads, m, d].
-        keys: Keys [R, heads, end, d].
-        values: Values [R, heads, end, d].
-        mask: Mask [R, 1, m, end] that is added to the scores.
+        q: [R, heads, m, d] queries. Keys and values are [R, heads, end, d].
+        mask: [R, 1, m, end] mask that is added to the scores.
 
     Returns:
         Output [R, heads, m, d] and log-sum-exp [R, heads, m].

@@ -21,18 +21,9 @@ _NO_WEIGHTS = {
 }
 """Files without weights in the folders of models, which users may choose: key of the error -> suffixes."""
 _OTHER_CHECKPOINTS = (
-    (
-        r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
-        "model.adapter",
-    ),
-    (
-        r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.",
-        "model.diffusion_checkpoint",
-    ),
-    (
-        r"^(input_blocks|down_blocks|(double|joint|transformer|single_transformer)_blocks)\.\d",
-        "model.diffusion",
-    ),
+    (r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$", "model.adapter"),
+    (r"^(first_stage_model|conditioner|cond_stage_model|model\.diffusion_model)\.", "model.diffusion_checkpoint"),
+    (r"^(input_blocks|down_blocks|(double|joint|transformer|single_transformer)_blocks)\.\d", "model.diffusion"),
     (r"^quantize\.embedding", "model.image_decoder"),
     (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "model.vae"),
     (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "model.text_encoder"),
@@ -51,11 +42,7 @@ _EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
 
 
 def refuse_layout(path: Path) -> None:
-    """Raise an error if a path is a file of a known but unsupported kind, or a folder of such files.
-
-    Raises:
-        AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
-    """
+    """Raise an AdtError if a path is a file of a known but unsupported kind, or a folder of such files."""
     names = {path.name} if path.is_file() else {file.name for file in list_visible(path, "*")}
     key = next((key for key, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
     if key is not None and path.is_file():
@@ -72,11 +59,7 @@ def refuse_layout(path: Path) -> None:
 
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
-    """Raise an error if a checkpoint is of a known kind that is not a target, such as a drafter.
-
-    Raises:
-        AdtError: If the checkpoint is of such a kind. The message names the kind and says what to choose instead.
-    """
+    """Raise an AdtError if a checkpoint is of a known kind that is not a target, such as a drafter."""
     path = checkpoint.path
     part = checkpoint.config.get("_class_name")
     refuse_eagle3(checkpoint, str(path))
@@ -96,16 +79,13 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
 
 
 def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
-    """Raise an error if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
+    """Raise an AdtError if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
 
     An EAGLE-3 drafter reads the features of three layers of its target, so its weight ``fc`` is [h, 3 * h], where h is
     the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
 
     Args:
         called: Name of the checkpoint in the error message.
-
-    Raises:
-        AdtError: If the checkpoint is an EAGLE-3 drafter.
     """
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]

@@ -28,8 +28,7 @@ from ..rules.verify import Neighbours
 from .torch_private import attention
 from .torch_state import own_torch_state
 
-NORM_GROUPS = 32
-"""Number of groups of every group norm."""
+NORM_GROUPS = 32  # of every group norm
 
 
 @dataclass(frozen=True)
@@ -236,15 +235,15 @@ _DISTANCE_ROWS = 1024  # number of vectors whose distances to all codes are comp
 
 
 @contextmanager
-def _cancellable(module: nn.Module, check: Check | None) -> Iterator[None]:
-    """Call ``check`` before every layer of the module that runs in this block. It may raise an exception to cancel."""
-    layers = [] if check is None else list(module.modules())
-    handles = [layer.register_forward_pre_hook(lambda *_, check=check: check()) for layer in layers]
+def cancellable(check: Check | None, *modules: nn.Module) -> Iterator[None]:
+    """Call ``check`` before each layer of the modules that runs in this block. It may raise an exception to cancel."""
+    layers = [layer for module in modules for layer in module.modules() if not any(layer.children())]
+    hooks = [layer.register_forward_pre_hook(lambda *_: check()) for layer in layers] if check is not None else []
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -255,14 +254,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def check_finite(values: Tensor, name: str) -> None:
-    """Check values that a user has given.
-
-    Args:
-        name: Name of the input, for the error message.
-
-    Raises:
-        AdtError: If a value is infinite or NaN.
-    """
+    """Raise an AdtError if a value that a user has given is infinite or NaN. ``name`` is the name of the input."""
     wrong = int(values.numel() - values.isfinite().sum())
     if wrong:
         raise AdtError("values.not_finite", input=name, wrong=wrong, count=values.numel())
@@ -274,7 +266,6 @@ class Codec(nn.Module):
     Subclasses set the attributes and implement ``_encode`` and ``_decode``.
 
     Attributes:
-        quantize: Codebook.
         downsample: Side of the square of pixels that one code represents, in pixels.
         base_channels: Number of channels of feature maps at full resolution, for estimates of memory.
         note: Message to show with decoded images; "" if there is none.
@@ -301,11 +292,7 @@ class Codec(nn.Module):
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:
-        """Estimate the memory for encoding or decoding in bytes: eight float32 feature maps at full resolution.
-
-        Args:
-            pixels: Total number of pixels of the images.
-        """
+        """Estimate the bytes for encoding or decoding ``pixels``: eight float32 feature maps at full resolution."""
         return pixels * self.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
@@ -314,18 +301,12 @@ class Codec(nn.Module):
 
     @own_torch_state()
     def nearest(self, vectors: Tensor) -> Tensor:
-        """Return the code whose codebook vector has the smallest Euclidean distance to each vector.
+        """Return the code [B, h, w] int64 of the codebook vector with the smallest Euclidean distance to each vector.
 
         If two codes have the same distance, the lower code is returned.
 
         Args:
-            vectors: [B, C, h, w].
-
-        Returns:
-            [B, h, w] int64 codes.
-
-        Raises:
-            AdtError: If a value is infinite or NaN.
+            vectors: [B, C, h, w], finite.
         """
         check_finite(vectors, "samples")
         codebook = self.codebook
@@ -337,37 +318,30 @@ class Codec(nn.Module):
 
     @own_torch_state()
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        """Convert images to codes.
+        """Convert images to codes [B, h, w] int64.
 
         Args:
             pixels: [B, 3, H, W] in [-1, 1]. H and W must be multiples of ``downsample``.
             check: Called before every layer. It may raise an exception to cancel.
 
-        Returns:
-            [B, h, w] int64 codes.
-
         Raises:
             AdtError: If a pixel is infinite or NaN, or the encoder returns such values.
         """
         check_finite(pixels, "pixels")
-        with _cancellable(self, check):
+        with cancellable(check, self):
             return self.nearest(_finite(self._encode(pixels.to(self.codebook))))
 
     @own_torch_state()
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """Convert codes to images.
+        """Convert codes [B, h, w] int64 to images: [B, 3, H, W] pixels in [-1, 1].
 
         Args:
-            codes: [B, h, w] int64.
             check: Called before every layer. It may raise an exception to cancel.
-
-        Returns:
-            [B, 3, H, W] pixels in [-1, 1].
 
         Raises:
             AdtError: If the decoder returns infinite or NaN values.
         """
-        with _cancellable(self, check):
+        with cancellable(check, self):
             return _finite(self._decode(self.lookup(codes))).clamp(-1, 1)
 
     def _encode(self, pixels: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from adt_core import load_target
 from adt_core.app.inspect import inspect
 from tests.raising import raises_key
 
-Change = Callable[[dict], object]
-"""Modifies a dictionary in place."""
+Change = Callable[[dict], object]  # modifies a dictionary in place
 
 
 def edit_json(file: Path, change: Change) -> None:

@@ -11,74 +11,54 @@ config.json. conversion_mapping.py in transformers renames these tensors.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import Emu3Config, Emu3ForConditionalGeneration
 
+from tests.layouts.edits import edit_config
 from tests.layouts.janus import randomise
 from tests.layouts.lumina import save_shards
 from tests.layouts.tokens import tokenizer_with
 
 CODES = 40
 SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *(f"<|extra_{i}|>" for i in range(205)),
-    "<|image start|>",
-    "<|image end|>",
-    "<|image token|>",
-    "<image>",
+    *("<|image start|>", "<|image end|>", "<|image token|>", "<image>"),
     *(f"<|visual token {i:06}|>" for i in range(CODES)),
 )
 
 
 def write_emu3(
-    folder: Path,
-    *,
-    names: str = "first",
-    hidden: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    max_positions: int = 600,
-    rope_theta: float = 1e6,
-    scale: float = 1.0,
-    shards: int = 2,
-    seed: int = 0,
+    folder: Path, *, names: str = "first", layers: int = 2, rope_theta: float = 1e6, scale: float = 1.0
 ) -> Path:
-    """Write a random target.
+    """Write a random target in two files.
 
     Args:
         names: "first" for the tensor names of the class's first versions, "present" for the names of new versions.
-        max_positions: Maximum number of positions.
         scale: Factor of the logits; larger values sharpen the distributions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = _config(tokenizer.get_vocab(), hidden, layers, heads, kv_heads, max_positions, rope_theta)
+    config = _config(tokenizer.get_vocab(), layers, rope_theta)
     config.save_pretrained(folder)
-    tensors = _random_tensors(config, scale, seed)
+    tensors = _random_tensors(config, scale)
     if names == "first":
         tensors = {_first_name(name): value for name, value in tensors.items()}
-        _write_first_config(folder)
-    save_shards(folder, tensors, shards)
+        edit_config(folder, lambda fields: _use_first_rope(fields["text_config"]))
+    save_shards(folder, tensors, 2)
     return folder
 
 
-def _write_first_config(folder: Path) -> None:
-    written = read_config(folder)
-    text = written["text_config"]
+def _use_first_rope(text: dict) -> None:
     text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
-    (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
 
 
-def _random_tensors(config: Emu3Config, scale: float, seed: int) -> dict[str, torch.Tensor]:
+def _random_tensors(config: Emu3Config, scale: float) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = Emu3ForConditionalGeneration(config).eval()
         randomise(model)
         model.lm_head.weight.data.mul_(scale)
@@ -88,18 +68,16 @@ def _random_tensors(config: Emu3Config, scale: float, seed: int) -> dict[str, to
     return model.state_dict()
 
 
-def _config(
-    vocabulary: dict, hidden: int, layers: int, heads: int, kv_heads: int, max_positions: int, rope_theta: float
-) -> Emu3Config:
+def _config(vocabulary: dict, layers: int, rope_theta: float) -> Emu3Config:
     return Emu3Config(
         text_config={
             "vocab_size": len(vocabulary) + 5,
-            "hidden_size": hidden,
+            "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "max_position_embeddings": max_positions,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 600,
             "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
             "pad_token_id": vocabulary["<|endoftext|>"],
             "bos_token_id": vocabulary["<|extra_203|>"],
@@ -114,11 +92,6 @@ def _config(
         },
         vocabulary_map=vocabulary,
     )
-
-
-def read_config(folder: Path) -> dict:
-    """Read the config.json of a checkpoint."""
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 def _first_name(name: str) -> str:

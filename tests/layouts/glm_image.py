@@ -7,49 +7,42 @@ are the text tokens.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
 from adt_core.models.families.glm_image import BEGIN_GRID, BEGIN_IMAGE, END_GRID, END_IMAGE
 from tests.layouts.janus import randomise
 from tests.layouts.lumina import save_shards
+from tests.layouts.tokens import tokenizer_with
 
 CODES = 40
 HEAD = 48  # number of tokens that the output head predicts: the codes and a few others
 IMAGE = "<|image|>"
 
 
-def write_glm_image(
-    folder: Path, *, hidden: int = 64, heads: int = 4, kv_heads: int = 2, scale: float = 1.0, seed: int = 0
-) -> Path:
-    """Write a random target in two files.
-
-    Args:
-        scale: Factor of the logits; larger values sharpen the distributions.
-    """
+def write_glm_image(folder: Path, *, scale: float = 1.0) -> Path:
+    """Write a random target in two files. A larger ``scale`` of the logits sharpens the distributions."""
     stage = folder / "vision_language_encoder"
     processor = folder / "processor"
     for part in (stage, processor, folder / "transformer"):
         part.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(processor / "tokenizer.json"))
-    config = _config(tokenizer, hidden, heads, kv_heads)
+    config = _config(tokenizer)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = transformers.GlmImageForConditionalGeneration(config).eval()
         randomise(model)
         model.lm_head.weight.data.mul_(scale)
     config.architectures = ["GlmImageForConditionalGeneration"]
     config.save_pretrained(stage)
     save_shards(stage, model.state_dict(), 2)
-    (folder / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}), encoding="utf-8")
-    (folder / "transformer" / "config.json").write_text(
-        json.dumps({"_class_name": "GlmImageTransformer2DModel"}), encoding="utf-8"
-    )
+    (folder / "model_index.json").write_text('{"_class_name": "GlmImagePipeline"}', encoding="utf-8")
+    name = '{"_class_name": "GlmImageTransformer2DModel"}'
+    (folder / "transformer" / "config.json").write_text(name, encoding="utf-8")
     return folder
 
 
@@ -71,24 +64,23 @@ def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
     return torch.cat([first.logits[0, -1:], rest.logits[0]])
 
 
-def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> transformers.GlmImageConfig:
-    rotated = hidden // heads // 4  # number of rotated pairs: half of each head is rotated, two elements per pair
+def _config(tokenizer: Tokenizer) -> transformers.GlmImageConfig:
     end = tokenizer.token_to_id(END_IMAGE)
     return transformers.GlmImageConfig(
         text_config={
             "vocab_size": tokenizer.get_vocab_size() + HEAD,
             "vision_vocab_size": HEAD,
-            "hidden_size": hidden,
+            "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": 2,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
             "max_position_embeddings": 5000,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "partial_rotary_factor": 0.5,
-                "mrope_section": [rotated - 2 * (rotated // 3), rotated // 3, rotated // 3],
+                "mrope_section": [2, 1, 1],  # half of the 16 elements of a head are rotated, two per pair
             },
             "pad_token_id": tokenizer.token_to_id(IMAGE),
             "eos_token_id": end,
@@ -104,10 +96,6 @@ def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> tra
 def _tokenizer() -> Tokenizer:
     """Return a tokenizer with the image tokens first. The byte tokens, in GLM-4's style, follow after them."""
     codes = [*(f"<|dit_token_{code}|>" for code in range(CODES)), BEGIN_IMAGE, END_IMAGE]
-    names = [*codes, *sorted(pre_tokenizers.ByteLevel.alphabet()), BEGIN_GRID, END_GRID, IMAGE]
-    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [*codes, BEGIN_GRID, END_GRID, IMAGE]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
-    return tokenizer
+    others = [BEGIN_GRID, END_GRID, IMAGE]
+    names = [*codes, *sorted(pre_tokenizers.ByteLevel.alphabet()), *others]
+    return tokenizer_with([*codes, *others], {name: i for i, name in enumerate(names)})

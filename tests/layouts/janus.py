@@ -18,21 +18,15 @@ import torch
 from tokenizers import Tokenizer
 from transformers import JanusConfig, JanusForConditionalGeneration
 
+from tests.layouts.lumina import save_shards
 from tests.layouts.tokens import tokenizer_with
 
 BOS = "<｜begin▁of▁sentence｜>"
 PAD = "<｜▁pad▁｜>"
 BEGIN_IMAGE = "<begin_of_image>"
-END_IMAGE = "<end_of_image>"
 SPECIAL = (
-    BOS,
-    "<｜end▁of▁sentence｜>",
-    PAD,
-    "<|User|>",
-    "<|Assistant|>",
-    BEGIN_IMAGE,
-    END_IMAGE,
-    "<image_placeholder>",
+    *(BOS, "<｜end▁of▁sentence｜>", PAD, "<|User|>", "<|Assistant|>"),
+    *(BEGIN_IMAGE, "<end_of_image>", "<image_placeholder>"),
 )
 CODES = 40
 _NAMES = (  # part of transformers' name -> part of DeepSeek's name; the replacements are applied in this order
@@ -63,24 +57,26 @@ def write_janus(
     layers: int = 2,
     heads: int = 4,
     image_size: int = 64,
-    max_positions: int = 200,
     scale: float = 1.0,
     shards: int = 1,
-    seed: int = 0,
 ) -> Path:
     """Write a random target.
 
     Args:
         layout: "transformers" or "deepseek".
         image_size: Width and height in pixels. A token has 16 x 16 pixels.
-        max_positions: Maximum number of positions.
         scale: Factor of the logits; larger values sharpen the distributions.
+        shards: Number of files in DeepSeek's layout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = _config(tokenizer, hidden, layers, heads, image_size, max_positions)
-    model = random_model(config, scale, seed)
+    config = _config(tokenizer, hidden, layers, heads, image_size)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = JanusForConditionalGeneration(config).eval()
+        randomise(model)
+        model.model.generation_head.vision_head.weight.data.mul_(scale)
     if layout == "transformers":
         model.save_pretrained(folder)
     else:
@@ -88,9 +84,7 @@ def write_janus(
     return folder
 
 
-def _config(
-    tokenizer: Tokenizer, hidden: int, layers: int, heads: int, image_size: int, max_positions: int
-) -> JanusConfig:
+def _config(tokenizer: Tokenizer, hidden: int, layers: int, heads: int, image_size: int) -> JanusConfig:
     return JanusConfig(
         text_config={
             "model_type": "llama",
@@ -100,7 +94,7 @@ def _config(
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
-            "max_position_embeddings": max_positions,
+            "max_position_embeddings": 200,
             "bos_token_id": tokenizer.token_to_id(BOS),
             "pad_token_id": tokenizer.token_to_id(PAD),
             "eos_token_id": None,
@@ -121,16 +115,6 @@ def _config(
             "image_token_embed_dim": hidden,
         },
     )
-
-
-def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForConditionalGeneration:
-    """Return a model with random weights, whose logits are multiplied by ``scale``."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = JanusForConditionalGeneration(config).eval()
-        randomise(model)
-        model.model.generation_head.vision_head.weight.data.mul_(scale)
-    return model
 
 
 @torch.no_grad()
@@ -159,17 +143,10 @@ def deepseek_name(name: str) -> str:
 def _write_deepseek(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
     tensors = {deepseek_name(name): value for name, value in model.state_dict().items()}
     tensors["gen_vision_model.quantize.codebook_used"] = torch.zeros(65536)
-    names = sorted(tensors)
-    files = ["pytorch_model.bin"]
     if shards > 1:
-        files = [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
-    for i, file in enumerate(files):
-        torch.save({name: tensors[name].clone() for name in names[i::shards]}, folder / file)
-    if shards > 1:
-        weight_map = {name: file for i, file in enumerate(files) for name in names[i::shards]}
-        (folder / "pytorch_model.bin.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
-        )
+        save_shards(folder, tensors, shards, is_pickled=True)
+    else:
+        torch.save(tensors, folder / "pytorch_model.bin")
     (folder / "config.json").write_text(json.dumps(_deepseek_config(model.config)), encoding="utf-8")
 
 
@@ -180,30 +157,19 @@ def _deepseek_config(config: JanusConfig) -> dict:
     sizes += " num_key_value_heads vocab_size"
     language = {name: getattr(config.text_config, name) for name in sizes.split()}
 
-    def module(name: str, cls: str, **params) -> dict:
-        return {"cls": cls, "model_type": name, "params": params}
-
+    aligner = {"depth": 2, "n_embed": hidden, "projector_type": "mlp_gelu"}
+    tower = {"model_name": "siglip_large_patch16_384", "select_feature": "same", "select_layer": -1}
+    modules = {
+        "aligner": ("MlpProjector", {**aligner, "input_dim": 16}),
+        "gen_aligner": ("MlpProjector", {**aligner, "input_dim": 8}),
+        "gen_head": ("vision_head", {"image_token_embed": hidden, "image_token_size": CODES, "n_embed": hidden}),
+        "gen_vision": ("VQ-16", {"image_token_size": CODES, "n_embed": 8}),
+        "vision": ("CLIPVisionTower", {**tower, "image_size": config.vision_config.image_size}),
+    }
     return {
         "architectures": ["MultiModalityCausalLM"],
         "model_type": "multi_modality",
         "torch_dtype": "bfloat16",
         "language_config": {**language, "model_type": "llama", "torch_dtype": "bfloat16"},
-        "aligner_config": module(
-            "aligner", "MlpProjector", depth=2, input_dim=16, n_embed=hidden, projector_type="mlp_gelu"
-        ),
-        "gen_aligner_config": module(
-            "gen_aligner", "MlpProjector", depth=2, input_dim=8, n_embed=hidden, projector_type="mlp_gelu"
-        ),
-        "gen_head_config": module(
-            "gen_head", "vision_head", image_token_embed=hidden, image_token_size=CODES, n_embed=hidden
-        ),
-        "gen_vision_config": module("gen_vision", "VQ-16", image_token_size=CODES, n_embed=8),
-        "vision_config": module(
-            "vision",
-            "CLIPVisionTower",
-            image_size=config.vision_config.image_size,
-            model_name="siglip_large_patch16_384",
-            select_feature="same",
-            select_layer=-1,
-        ),
+        **{f"{x}_config": {"cls": kind, "model_type": x, "params": params} for x, (kind, params) in modules.items()},
     }

@@ -26,22 +26,16 @@ CODEC = VQConfig(6, CODES, 32, 512, 3, 32, (1,) * 7, 1)
 """Codec with 64 pixels per token in each direction, so that an image has 64 tokens."""
 
 
-def write_liquid(
-    folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
-) -> Path:
-    """Write a random target in two files, with ``vqgan.ckpt`` in the folder above it.
-
-    Args:
-        scale: Factor of the logits; larger values sharpen the distributions.
-    """
+def write_liquid(folder: Path, *, kv_heads: int = 4) -> Path:
+    """Write a random target in two files, with ``vqgan.ckpt`` in the folder above it."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(hidden, heads, kv_heads)
+    config = _config(kv_heads)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = GemmaForCausalLM(GemmaConfig(**config))
         codec = VQModel(CODEC)
         randomise(model)
-        model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
+        model.model.embed_tokens.weight.data.normal_(std=config["hidden_size"] ** -0.5)
     tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
     save_shards(folder, tensors, 2)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -51,7 +45,7 @@ def write_liquid(
     return folder
 
 
-def _config(hidden: int, heads: int, kv_heads: int) -> dict:
+def _config(kv_heads: int) -> dict:
     return {
         "architectures": ["GemmaForCausalLM"],
         "attention_bias": False,
@@ -60,11 +54,11 @@ def _config(hidden: int, heads: int, kv_heads: int) -> dict:
         "head_dim": 16,
         "hidden_act": "gelu",
         "hidden_activation": None,
-        "hidden_size": hidden,
+        "hidden_size": 32,
         "intermediate_size": 48,
         "max_position_embeddings": 8192,
         "model_type": "gemma",
-        "num_attention_heads": heads,
+        "num_attention_heads": 4,
         "num_hidden_layers": 2,
         "num_key_value_heads": kv_heads,
         "pad_token_id": 0,

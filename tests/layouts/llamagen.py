@@ -24,28 +24,29 @@ from torch import Tensor
 from tests.tiny import byte_tokenizer
 
 NAMES = {16: "t2i_XL_stage1_256.pt", 32: "t2i_XL_stage2_512.pt"}
-T5 = {
-    "d_model": 24,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "vocab_size": 264,
-    "feed_forward_proj": "gated-gelu",
-}
+T5 = {"d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 264}
+T5 |= {"feed_forward_proj": "gated-gelu"}
 HIDDEN = 128
 HEADS = 2
 WIDE = 96  # intermediate size of the MLP
 CODES = 40
+SHAPE = {
+    "vocab_size": CODES,
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDE,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "max_position_embeddings": 2048,
+}
 
 
-def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str, Tensor]:
+def transformer(layers: int = 2) -> dict[str, Tensor]:
     """Return random tensors of the transformer, with the authors' names. A head has width 64 as in published models."""
-    draw = _generator(seed)
+    draw = _generator(0)
     tensors = {
         "tok_embeddings.weight": draw(CODES, HIDDEN),
         "norm.weight": 1 + 0.1 * draw(HIDDEN),
-        "output.weight": scale * draw(CODES, HIDDEN) * HIDDEN**-0.5,
+        "output.weight": 2 * draw(CODES, HIDDEN) * HIDDEN**-0.5,
         "cls_embedding.uncond_embedding": draw(120, T5["d_model"]),
         "cls_embedding.cap_proj.fc1.weight": draw(HIDDEN, T5["d_model"]) * T5["d_model"] ** -0.5,
         "cls_embedding.cap_proj.fc2.weight": draw(HIDDEN, HIDDEN) * HIDDEN**-0.5,
@@ -65,38 +66,36 @@ def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str,
 
 def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Convert the authors' tensor names to the names in ``jadohu/LlamaGen-T2I``."""
-    layer = {
+    names = {
+        "tok_embeddings": "embed_tokens",
         "attention.wo": "self_attn.o_proj",
         "feed_forward.w1": "mlp.gate_proj",
         "feed_forward.w3": "mlp.up_proj",
         "feed_forward.w2": "mlp.down_proj",
         "attention_norm": "input_layernorm",
         "ffn_norm": "post_attention_layernorm",
-    }
-    top_level = {
-        "tok_embeddings.weight": "model.embed_tokens.weight",
-        "norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
+        "model.output": "lm_head",
     }
     renamed = {}
     for name, tensor in tensors.items():
+        new = f"model.{name}"
+        for old, part in names.items():
+            new = new.replace(old, part)
         if "wqkv" in name:
-            for part, projection in zip(tensor.chunk(3), "qkv"):
-                renamed["model." + name.replace("attention.wqkv", f"self_attn.{projection}_proj")] = part.clone()
-        elif name.startswith("layers."):
-            _, number, rest = name.split(".", 2)
-            renamed[f"model.layers.{number}.{layer[rest.removesuffix('.weight')]}.weight"] = tensor
+            parts = zip("qkv", tensor.chunk(3))
+            renamed |= {new.replace("attention.wqkv", f"self_attn.{x}_proj"): part.clone() for x, part in parts}
         else:
-            renamed[top_level.get(name, f"model.{name}")] = tensor
+            renamed[new] = tensor
     return renamed
 
 
 class _CodecLayers:
     """Random tensors of a codec's layers, with their names as keys. All layers have the same width."""
 
-    def __init__(self, width: int, seed: int):
-        self.width = width
-        self.draw = _generator(seed)
+    width = 32
+
+    def __init__(self):
+        self.draw = _generator(3)
         self.tensors: dict[str, Tensor] = {}
 
     def conv(self, name: str, outputs: int, inputs: int, kernel: int) -> None:
@@ -118,21 +117,21 @@ class _CodecLayers:
             self.conv(f"{name}.{part}", self.width, self.width, 1)
 
 
-def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed: int = 3) -> dict[str, Tensor]:
-    """Return random tensors of a VQ-16 codec, with the authors' names. All levels have the same width."""
-    layers = _CodecLayers(base, seed)
-    for side, inputs, outputs, blocks, resample in (
-        ("encoder", 3, latent, 2, "downsample"),
-        ("decoder", latent, 3, 3, "upsample"),
-    ):
+def codec() -> dict[str, Tensor]:
+    """Return random tensors of a VQ-16 codec, with the authors' names. All five levels have the same width."""
+    layers = _CodecLayers()
+    base = layers.width
+    latent = 16
+    dim = 8
+    sides = ("encoder", 3, latent, 2, "downsample"), ("decoder", latent, 3, 3, "upsample")
+    for side, inputs, outputs, blocks, resample in sides:
         layers.conv(f"{side}.conv_in", base, inputs, 3)
-        for level in range(levels):
-            last = level == levels - 1
+        for level in range(5):
             for block in range(blocks):
                 layers.residual(f"{side}.conv_blocks.{level}.res.{block}")
-                if level == (levels - 1 if side == "encoder" else 0):  # the lowest resolution
+                if level == (4 if side == "encoder" else 0):  # the lowest resolution
                     layers.attention(f"{side}.conv_blocks.{level}.attn.{block}")
-            if not last:
+            if level < 4:
                 layers.conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
         layers.residual(f"{side}.mid.0")
         layers.attention(f"{side}.mid.1")
@@ -155,30 +154,28 @@ def write_t5(folder: Path) -> Path:
         T5ForConditionalGeneration(T5Config(**T5)).save_pretrained(folder)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["</s>"])
-    tokenizer.post_processor = TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
-    )
+    end = ("</s>", tokenizer.token_to_id("</s>"))
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[end])
     tokenizer.enable_padding(length=512)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
-def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape) -> Path:
+def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", layers: int = 2) -> Path:
     """Write a model in the layout of the authors' README: a ``.pt`` file, the codec, and T5 in ``t5-ckpt``."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({wrapper: transformer(**shape)}, folder / NAMES[side])
+    torch.save({wrapper: transformer(layers)}, folder / NAMES[side])
     torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
     write_t5(folder / "t5-ckpt" / "flan-t5-xl")
     return folder / NAMES[side]
 
 
-def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
+def write_hugging_face(folder: Path, side: int = 16) -> Path:
     """Write a model in the layout of LANTERN's README: the target in a folder, codec and T5 in the parent folder."""
     target = folder / "LlamaGen-T2I"
-    tensors = transformer(**shape)
     target.mkdir(parents=True, exist_ok=True)
-    save_file(hugging_face(tensors), target / "model.safetensors", metadata={"format": "pt"})
-    config = {
+    save_file(hugging_face(transformer()), target / "model.safetensors", metadata={"format": "pt"})
+    config = SHAPE | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "input_type": "t2i",
@@ -189,13 +186,7 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
         "class_dropout_p": 0.1,
         "token_dropout_p": 0.1,
         "num_classes": 1000,
-        "vocab_size": CODES,
-        "hidden_size": HIDDEN,
-        "intermediate_size": WIDE,
-        "num_hidden_layers": sum(name.endswith("wqkv.weight") for name in tensors),
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "max_position_embeddings": 2048,
+        "num_hidden_layers": 2,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
@@ -206,12 +197,12 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
     return target
 
 
-def drafter(seed: int = 7) -> dict[str, Tensor]:
+def drafter() -> dict[str, Tensor]:
     """Return random tensors of an EAGLE drafter.
 
     The drafter has no norm before its attention. Its embedding differs from the target's embedding.
     """
-    draw = _generator(seed)
+    draw = _generator(7)
     layer = "layers.0"
     tensors = {
         "embed_tokens.weight": transformer()["output.weight"],
@@ -231,28 +222,22 @@ def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
     """Write a drafter in the layout of ``jadohu/llamagen_drafter`` ("t2i") or ``jadohu/llamagen2_drafter`` ("t2i2")."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(drafter(), folder / "pytorch_model.bin")
-    config = {
+    config = SHAPE | {
         "architectures": ["LlamaForCausalLM"],
         "bos_token_id": 1,
         "eos_token_id": 2,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
         "caption_dim": T5["d_model"],
         "class_dropout_p": 0.0,
         "initializer_range": 0.02,
-        "intermediate_size": WIDE,
-        "max_position_embeddings": 2048,
         "model_type": "llama",
-        "num_attention_heads": HEADS,
         "num_hidden_layers": 1,
-        "num_key_value_heads": HEADS,
         "pretraining_tp": 1,
         "rms_norm_eps": 1e-06,
         "rope_scaling": None,
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
         "use_cache": True,
-        "vocab_size": CODES,
         "input_type": input_type,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

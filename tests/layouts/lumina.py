@@ -19,14 +19,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import write_tiny_checkpoint
 
-SIZE_TOKENS = 25  # reserved08800 to reserved08824 state a width or a height of up to 768 pixels
 
-
-def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKENS, **shape) -> Path:
-    """Write a random target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it.
+def write_lumina(folder: Path, *, size_tokens: int = 25, **shape) -> Path:
+    """Write a random target in two files, with ``vqgan.ckpt`` in the folder above it.
 
     Args:
-        size_tokens: Number of tokens that state a width or a height.
+        size_tokens: Number of tokens that state a width or a height. 25 are enough for 0 to 768 pixels.
         **shape: Options of ``write_tiny_checkpoint``.
     """
     write_tiny_checkpoint(folder, **{"codes": 40, "resolution": 64, "max_positions": 3000, "downsample": 16, **shape})
@@ -48,26 +46,29 @@ def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKEN
     codec["loss.discriminator.main.0.weight"] = torch.zeros(4, 3, 4, 4)
     torch.save({"state_dict": codec}, folder.parent / "vqgan.ckpt")
     (folder / "model.safetensors").unlink()
-    save_shards(folder, tensors, shards)
+    save_shards(folder, tensors, 2)
     config |= {"architectures": ["ChameleonXLLMXForConditionalGeneration"], "vocab_size": len(vocabulary)}
     config |= {"model_parallel_size": 1, "z_loss_weight": 0.0, "mask_image_logits": False, "dropout": 0.0}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
-def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
-    """Write ``model-0000i-of-0000n.safetensors`` files and their index, as ``save_pretrained`` does."""
+def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int, is_pickled: bool = False) -> None:
+    """Write ``model-0000i-of-0000n.safetensors`` files or pickles, and their index, as ``save_pretrained`` does."""
+    stem, suffix = ("pytorch_model", ".bin") if is_pickled else ("model", ".safetensors")
     names = sorted(tensors)
     files: dict[str, str] = {}
     for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        file = f"{stem}-{i + 1:05}-of-{shards:05}{suffix}"
         part = {name: tensors[name].contiguous() for name in names[i::shards]}
-        save_file(part, folder / file, metadata={"format": "pt"})
+        if is_pickled:
+            torch.save(part, folder / file)
+        else:
+            save_file(part, folder / file, metadata={"format": "pt"})
         files |= dict.fromkeys(part, file)
-    total = sum(value.numel() * value.element_size() for value in tensors.values())
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": files}), encoding="utf-8"
-    )
+    total = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (folder / f"{stem}{suffix}.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def share_norms(folder: Path) -> None:

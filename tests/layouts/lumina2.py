@@ -14,11 +14,12 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
 from adt_core.models.movq import MoVQ
 from adt_core.models.vq import VQConfig
 from tests.layouts.lumina import save_shards
+from tests.layouts.tokens import tokenizer_with
 from tests.tiny import chameleon_config, chameleon_tensors
 
 CODES = 40
@@ -33,26 +34,16 @@ MARKS = {
 CODEC = VQConfig(4, CODES, 4, 768, 3, 32, (1, 2, 2, 1), 1, attention=True)
 
 
-def write_lumina2(
-    folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
-) -> Path:
+def write_lumina2(folder: Path, *, kv_heads: int = 4, scale: float = 1.0) -> Path:
     """Write a random target in two files, with ``movqgan_270M.ckpt`` in the folder above it.
 
-    Args:
-        scale: Factor of the logits; larger values sharpen the distributions.
+    A larger ``scale`` of the logits sharpens the distributions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = FIRST_CODE + 16384 + 1
-    config = chameleon_config(
-        words, hidden, intermediate=48, layers=2, heads=heads, kv_heads=kv_heads, max_positions=10240
-    )
-    config |= {
-        "mask_image_logits": False,
-        "vocabulary_map": None,
-        "bos_token_id": None,
-        "tie_word_embeddings": False,
-    }
-    tensors = chameleon_tensors(config, scale, seed)
+    config = chameleon_config(words, 32, intermediate=48, layers=2, heads=4, kv_heads=kv_heads, max_positions=10240)
+    config |= {"mask_image_logits": False, "vocabulary_map": None, "bos_token_id": None, "tie_word_embeddings": False}
+    tensors = chameleon_tensors(config, scale, 0)
     tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec is not used
     shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
     save_shards(folder, tensors | shared, 2)
@@ -60,7 +51,7 @@ def write_lumina2(
     _tokenizer().save(str(folder / "tokenizer.json"))
     tokenizer_config = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
-    torch.save({**random_codec(seed).state_dict(), "loss.logvar": torch.zeros(())}, folder.parent / "movqgan_270M.ckpt")
+    torch.save({**random_codec(0).state_dict(), "loss.logvar": torch.zeros(())}, folder.parent / "movqgan_270M.ckpt")
     return folder
 
 
@@ -78,8 +69,4 @@ def random_codec(seed: int) -> MoVQ:
 def _tokenizer() -> Tokenizer:
     """Return a byte tokenizer with special tokens at Qwen's ids. There are gaps between the ids."""
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocabulary | MARKS, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in MARKS])
-    return tokenizer
+    return tokenizer_with(MARKS, vocabulary | MARKS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedModel
 
 
 def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForConditionalGeneration:
@@ -27,3 +28,10 @@ def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForCondit
     missing, left_over = model.load_state_dict(expanded, strict=False)
     assert all(left_out in name for name in missing) and not left_over
     return model
+
+
+@torch.no_grad()
+def image_logits(model: PreTrainedModel, row: list[int], first: int, count: int) -> torch.Tensor:
+    """Return the logits of ``count`` image tokens, from the id ``first`` on, after each token id of a row."""
+    features = model.model(input_ids=torch.tensor([row])).last_hidden_state[0]
+    return features @ model.lm_head.weight[first : first + count].T

@@ -10,9 +10,9 @@ from adt_core.models.target import Target
 from tests.tiny import byte_tokenizer
 
 
-def tokenizer_with(names: Iterable[str]) -> Tokenizer:
-    """Return a byte tokenizer with the special tokens ``names``. Their ids follow the ids of the bytes."""
-    tokenizer = byte_tokenizer()
+def tokenizer_with(names: Iterable[str], vocabulary: dict[str, int] | None = None) -> Tokenizer:
+    """Return a byte tokenizer with the special tokens ``names``. By default, their ids follow the ids of the bytes."""
+    tokenizer = byte_tokenizer(vocabulary)
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 

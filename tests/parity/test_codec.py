@@ -9,21 +9,18 @@ from adt_core.models.reading.codec import coarsest_first, vq_config
 from adt_core.models.vq import VQModel
 
 TOLERANCE = 1e-4
-SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channel_multiplier=[2, 1, 1], embed_dim=5)]
+USUAL = dict(embed_dim=8, num_embeddings=60, latent_channels=16, base_channels=32, num_res_blocks=2)
+SHAPES = [
+    dict(channel_multiplier=[1, 1, 2]),
+    dict(num_res_blocks=1, channel_multiplier=[1, 2]),
+    dict(channel_multiplier=[2, 1, 1], embed_dim=5),
+]
 
 
 @pytest.fixture(params=SHAPES, ids=str)
 def codecs(request):
     """Return both codecs with the same weights. The codebook vectors are not normalised."""
-    shape = {
-        "embed_dim": 8,
-        "num_embeddings": 60,
-        "latent_channels": 16,
-        "base_channels": 32,
-        "channel_multiplier": [1, 1, 2],
-        "num_res_blocks": 2,
-    }
-    shape |= request.param
+    shape = USUAL | request.param
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = JanusVQVAE(JanusVQVAEConfig(**shape, num_patches=4)).eval()
@@ -38,11 +35,7 @@ def codecs(request):
 
 @torch.no_grad()
 def test_encoded_pixels(codecs):
-    """Compare the encoder's vectors and the codes.
-
-    LlamaGen and Janus normalise the codebook before the nearest-neighbour search. transformers doesn't, so the test
-    normalises the codebook of the transformers model.
-    """
+    """LlamaGen and Janus search for neighbours in the normalised codebook. transformers' codebook isn't normalised."""
     ours, theirs = codecs
     side = 4 * ours.config.downsample
     pixels = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(2)) * 2 - 1

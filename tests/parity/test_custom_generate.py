@@ -18,8 +18,7 @@ KINDS = {
     "janus": (JanusForConditionalGeneration, write_janus),
     "emu3": (Emu3ForConditionalGeneration, write_emu3),
 }
-SIZE = {"emu3": (32, 24)}
-"""Sizes of images, for models whose usual images are large."""
+SIZE = {"emu3": (32, 24)}  # sizes of images, for models whose usual images are large
 
 
 def load(kind, folder):

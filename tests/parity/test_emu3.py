@@ -23,13 +23,9 @@ PRESENT = pytest.param("present", marks=pytest.mark.skipif(OLD, reason="transfor
 
 @pytest.fixture(scope="module", params=["first", PRESENT])
 def models(request, tmp_path_factory):
-    """Return our model and the transformers model, loaded from the same files in float64.
-
-    Our model generates images of 4 rows with 5 tokens each.
-    """
-    folder = write_emu3(
-        tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5
-    )
+    """Return our model, for images of 4 rows with 5 tokens each, and the transformers model, both in float64."""
+    home = tmp_path_factory.mktemp("emu3")
+    folder = write_emu3(home / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5)
     theirs = Emu3ForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").double().eval()
     return load_target(folder, dtype=torch.float64).sized(40, 32), theirs
 
@@ -37,10 +33,7 @@ def models(request, tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
 def test_logits_of_prompt_and_rows(models, guidance):
-    """Compare the logits of a forward pass over all prompts, and of a forward pass over two rows of the image.
-
-    Each row has 5 codes and an end-of-row token.
-    """
+    """The second forward pass is over two rows of the image. Each row has 5 codes and an end-of-row token."""
     target, model = models
     decoder = target.decoder
     assert decoder.config.num_kv_heads == 2 and decoder.config.rope_theta == 5e5
@@ -66,10 +59,7 @@ def test_pixels(models):
 
 @torch.no_grad()
 def test_codes(models):
-    """Encode two images with a codebook that consists of the 2 x 4 x 5 vectors of these images.
-
-    Vector i is code i, so the expected codes are 0 to 39 in order.
-    """
+    """The codebook consists of the 2 x 4 x 5 vectors of two images, so their codes are 0 to 39 in order."""
     target, model = models
     reference = model.model.vqmodel.float()
     codec = target.codec
@@ -87,7 +77,5 @@ def test_codes(models):
 def test_image_ids_equal_the_references_vocabulary_map(models):
     target, model = models
     mapping = model.model.vocabulary_mapping
-    assert target.decoder.image_ids.tolist() == [
-        *(mapping.img2bpe[code] for code in range(CODES)),
-        mapping.eol_token_id,
-    ]
+    expected = [*(mapping.img2bpe[code] for code in range(CODES)), mapping.eol_token_id]
+    assert target.decoder.image_ids.tolist() == expected

@@ -58,13 +58,10 @@ def processor(folder):
         bos_token="<|dit_token_16384|>",
         extra_special_tokens={"image_token": IMAGE, "grid_bos_token": BEGIN_GRID, "grid_eos_token": END_GRID},
     )
-    image_processor = transformers.models.glm_image.image_processing_pil_glm_image.GlmImageImageProcessorPil(
-        patch_size=16,
-        merge_size=1,
-        temporal_patch_size=1,
-        size={"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
-    )
-    return transformers.GlmImageProcessor(image_processor, tokenizer)
+    module = transformers.models.glm_image.image_processing_pil_glm_image
+    size = {"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048}
+    images = module.GlmImageImageProcessorPil(patch_size=16, merge_size=1, temporal_patch_size=1, size=size)
+    return transformers.GlmImageProcessor(images, tokenizer)
 
 
 def source_images():
@@ -93,10 +90,7 @@ def test_prompt_and_grids_equal_the_processors(target, processor, width, height)
 
 @torch.no_grad()
 def test_logits_of_prompt_and_both_grids(target, theirs, processor):
-    """Compare a forward pass over prompts of two lengths, and a forward pass over all image tokens except the last.
-
-    Image tokens are the tokens of the small preview grid, followed by the tokens of the image.
-    """
+    """Compare a forward pass over two prompts, and one over the tokens of the small image and of the image."""
     codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
     for found, text in zip(logits_after(target, TEXTS, codes), TEXTS):
         expected = their_logits(theirs, process(processor, text), codes.tolist())
@@ -112,10 +106,7 @@ def test_image_equals_the_references(target, theirs, processor, images):
     sourced = target.with_sources(codes_of(target, sources)) if images else target
     ours = run(sourced, prompts=("a cat",), sampling=Sampling(temperature=0, guidance_scale=1.0))
     expected = theirs.generate(
-        **inputs,
-        max_new_tokens=sourced.length,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(CODES)),
+        **inputs, max_new_tokens=sourced.length, do_sample=False, prefix_allowed_tokens_fn=lambda *_: list(range(CODES))
     )
     assert ours.codes[0].tolist() == expected[0, inputs["input_ids"].shape[1] :].tolist()
     assert len(set(ours.codes[0].tolist())) > 3
@@ -123,10 +114,7 @@ def test_image_equals_the_references(target, theirs, processor, images):
 
 @torch.no_grad()
 def test_codes_of_source_images(target, theirs, processor):
-    """Encode source images with a codebook that consists of vectors of these images.
-
-    With such a codebook, the images contain many different codes.
-    """
+    """The codebook consists of vectors of the source images, so the images contain many different codes."""
     images = source_images()
     inputs = process(processor, "a cat", images)
     grids = inputs["image_grid_thw"][:-1]
@@ -161,11 +149,7 @@ def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method)
 
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
 def test_single_file_loads_the_same_model(folder, target, tmp_path, monkeypatch, without):
-    """Load a single file that may lack the configuration or the tokenizer.
-
-    Without a configuration, the loader uses the published configuration. Without a tokenizer, the loader reads the
-    tokenizer from the folder ``processor``.
-    """
+    """The loader then uses the published configuration, or the tokenizer in the folder ``processor``."""
     stage = folder / "vision_language_encoder"
     tokenizer = folder / "processor" / "tokenizer.json"
     file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
@@ -191,17 +175,13 @@ def test_single_file_with_an_invalid_configuration(tmp_path, text, key):
 
 @torch.no_grad()
 def test_unconditional_prompt_keeps_the_sources(target):
-    """Compare the unconditional prompt with a short prompt.
-
-    Rotary positions are counted backwards from the start of the image, so they don't depend on the prompt's length.
-    """
+    """Rotary positions are counted backwards from the start of the image, so they don't depend on the length."""
     sourced = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
     (prompt, short) = map(sourced.encode_prompt, ("a cat", "a"))
     unconditional = sourced.unconditional(prompt)
     assert unconditional == sourced.unconditional(short) and len(unconditional) == len(short) - 1
-    assert torch.equal(unconditional.mrope_positions, short.mrope_positions + 1) and torch.equal(
-        unconditional.mrope_positions, prompt.mrope_positions + 5
-    )
+    assert unconditional.mrope_positions.equal(short.mrope_positions + 1)
+    assert unconditional.mrope_positions.equal(prompt.mrope_positions + 5)
 
 
 def test_other_families_reject_source_images(tmp_path):

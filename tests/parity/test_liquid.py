@@ -10,6 +10,7 @@ from transformers import GemmaForCausalLM
 from adt_core import load_target
 from adt_core.models.vq import VQModel
 from tests.layouts.liquid import CODEC, CODES, FIRST_CODE, MARKS, write_liquid
+from tests.layouts.reference import image_logits
 from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
@@ -31,13 +32,6 @@ def model(folder):
     return GemmaForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
 
 
-@torch.no_grad()
-def theirs(model, row):
-    """Return the transformers model's logits of the image tokens after each token id of a row."""
-    head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
-    return model.model(torch.tensor([row])).last_hidden_state[0] @ head.T
-
-
 def test_prompt_is_the_published_sentence(target):
     prompt = target.encode_prompt(" a cat\n")
     bos, boi, unconditional = map(MARKS.index, ("<bos>", "<boi>", MARKS[-1]))
@@ -52,7 +46,7 @@ def test_logits_of_prompt_and_codes(target, model):
     rows = [[*row, *(FIRST_CODE + codes).tolist()] for row in guided_rows(target, ["a cat"], 7.0)]
     found = target.decoder.logits(Reader(target.decoder, rows).features)
     for ours, row in zip(found[:, -31:], rows):
-        assert (ours - theirs(model, row)[-31:]).abs().max() < TOLERANCE
+        assert (ours - image_logits(model, row, FIRST_CODE, CODES)[-31:]).abs().max() < TOLERANCE
 
 
 def test_half_precision_embedding_scale_is_rounded_like_gemmas(folder, model):

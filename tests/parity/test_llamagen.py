@@ -53,10 +53,9 @@ def t5_features(path, text):
     tokenizer.enable_padding(length=120)
     encoded = tokenizer.encode(text)
     mask = torch.tensor(encoded.attention_mask)
+    model = T5EncoderModel.from_pretrained(folder)
     with torch.no_grad():
-        states = T5EncoderModel.from_pretrained(folder)(
-            input_ids=torch.tensor([encoded.ids]), attention_mask=mask[None]
-        ).last_hidden_state[0]
+        states = model(input_ids=torch.tensor([encoded.ids]), attention_mask=mask[None]).last_hidden_state[0]
     valid = int(mask.sum())
     return torch.cat([states[valid:], states[:valid]]) * mask.flip(0)[:, None], 120 - valid
 
@@ -68,9 +67,8 @@ def rotation(length, blank, side=16, dim=64):
     pairs depends on the row, and the angle of the other half on the column.
     """
     frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
-    angles = torch.stack(
-        [torch.cat([row * frequency, column * frequency]) for row in range(side) for column in range(side)]
-    )
+    cells = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    angles = (cells[..., None] * frequency).flatten(1)
     return torch.cat([torch.zeros(blank, dim // 2), torch.polar(torch.ones_like(angles), angles)])[:length]
 
 
@@ -112,11 +110,8 @@ def reference(tensors, features, hidden, codes, side=16):
     bias = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf)
     rotations = rotation(len(x), 120, side)
     for i in range(sum(name.endswith("wqkv.weight") for name in tensors)):
-        layer = {
-            name.removeprefix(f"layers.{i}."): value
-            for name, value in tensors.items()
-            if name.startswith(f"layers.{i}.")
-        }
+        prefix = f"layers.{i}."
+        layer = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         qkv = rms(x, layer["attention_norm.weight"], 1e-5) @ layer["attention.wqkv.weight"].T
         x = x + attention(*qkv.chunk(3, -1), rotations, bias) @ layer["attention.wo.weight"].T
         h = rms(x, layer["ffn_norm.weight"], 1e-5)
@@ -192,10 +187,8 @@ def test_drafter(path, target, tmp_path):
     context = proposer.context_ahead(Roots.all_at(codes[:, 0], 0), 2)
     ahead = proposer.read_ahead(proposer.paired_codes(codes), further, context)
     for row in range(4):
-        x = (
-            torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T
-            + tensors["fc.bias"]
-        )
+        both = torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1)
+        x = both @ tensors["fc.weight"].T + tensors["fc.bias"]
         q, k, v = (x @ tensors[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
         causal = torch.full((122, 122), -torch.inf).triu(1)
         x = x + attention(q, k, v, rotations, causal) @ tensors["layers.0.self_attn.o_proj.weight"].T
@@ -219,16 +212,8 @@ def transformers_name(name):
 def test_codec(target):
     """Compare decoded pixels and encoded vectors. Tensor names are converted as in transformers' script for Janus."""
     stored = layout.codec()
-    theirs = JanusVQVAE(
-        JanusVQVAEConfig(
-            embed_dim=8,
-            num_embeddings=layout.CODES,
-            latent_channels=16,
-            base_channels=32,
-            channel_multiplier=[1] * 5,
-            num_patches=16,
-        )
-    )
+    shape = dict(embed_dim=8, num_embeddings=layout.CODES, latent_channels=16, base_channels=32, num_patches=16)
+    theirs = JanusVQVAE(JanusVQVAEConfig(**shape, channel_multiplier=[1] * 5))
     del stored["quantize.codebook_used"]
     theirs.load_state_dict({transformers_name(name): tensor for name, tensor in stored.items()})
     codes = torch.randint(layout.CODES, (1, 16, 16), generator=torch.Generator().manual_seed(4))

@@ -17,7 +17,7 @@ from adt_core import Sampling, load_target
 from adt_core.models.families.lumina2 import guidance
 from tests.drafted import run
 from tests.layouts.lumina2 import CODEC, CODES, FIRST_CODE, MARKS, random_codec, write_lumina2
-from tests.layouts.reference import reference
+from tests.layouts.reference import image_logits, reference
 from tests.reading import Reader, guided_rows
 
 TOLERANCE = 1e-4
@@ -39,19 +39,13 @@ def model(folder):
     return reference(folder, ".vqmodel.", vocabulary_map={"<image>": 0}, bos_token_id=0).double()
 
 
-@torch.no_grad()
 def theirs(model, row):
-    """Return the transformers model's logits of the image tokens after each token id of a row."""
-    head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
-    return model.model(input_ids=torch.tensor([row])).last_hidden_state[0] @ head.T
+    return image_logits(model, row, FIRST_CODE, CODES)
 
 
 @torch.no_grad()
 def test_logits_of_prompt_and_rows(target, model):
-    """Compare the logits of the conditional row and of the unconditional row.
-
-    Both sequences end with the first two lines of the image. A line is 12 codes and an end-of-line token.
-    """
+    """Both rows end with the first two lines of the image. A line is 12 codes and an end-of-line token."""
     codes = torch.randint(CODES, (26,), generator=torch.Generator().manual_seed(1))
     codes[12::13] = CODES
     tokens = [MARKS["<reserved08799>"] if code == CODES else FIRST_CODE + code for code in codes.tolist()]
@@ -62,16 +56,10 @@ def test_logits_of_prompt_and_rows(target, model):
 
 
 def published_loop(model, prompt, cells, scale):
-    """Generate an image greedily, in the same way as the published script.
+    """Generate an image greedily, in the same way as the published script, and return its token ids.
 
-    Before every token, the script computes a new guidance scale from the previous scale.
-
-    Args:
-        prompt: Token ids. The last three ids begin the image.
-        cells: Rows and columns of the image.
-
-    Returns:
-        Token ids of the image.
+    Before every token, the script computes a new guidance scale from the previous scale. The last three ids of the
+    prompt begin the image.
     """
     rows, columns = cells
     ids = list(prompt)
@@ -98,10 +86,7 @@ def test_image_equals_the_published_loops(target, model, scale):
 
 
 def test_guidance_falls_to_four(target):
-    """Check the guidance scale of each token.
-
-    The scale falls to 4 within a few tokens. A scale below 4 is raised to 4. The scale 1 disables guidance.
-    """
+    """The scale falls to 4 within a few tokens. A scale below 4 is raised to 4. The scale 1 disables guidance."""
     scales = guidance(9.0, (96, 96))
     assert len(scales) == 96 * 97 and scales[0] == 9.0 * (1 - 2 / 48**2) and scales[1] == scales[0] * (1 - 3 / 48**2)
     assert scales == sorted(scales, reverse=True) and set(scales[100:]) == {4.0}
@@ -111,10 +96,7 @@ def test_guidance_falls_to_four(target):
 
 
 def test_prompt(target):
-    """Check the order of the prompt: ``<|endoftext|>``, request, ``<reserved08706>``, ``<racm3:break>``, height, width.
-
-    Height and width are one token each, in units of 32 pixels.
-    """
+    """Height and width are the last tokens, one for each, in units of 32 pixels."""
     prompt = target.encode_prompt("a cat")
     header = [MARKS["<racm3:break>"], MARKS["<reserved08802>"], MARKS["<reserved08803>"]]
     assert prompt[0] == MARKS["<|endoftext|>"] and prompt[-4:] == [MARKS["<reserved08706>"], *header]
@@ -130,14 +112,12 @@ def test_prompt(target):
 def codecs():
     """Return our codec, and transformers' Emu3 codec. The image layers of both have the same weights."""
     ours = random_codec(3)
+    same = "embed_dim", "latent_channels", "base_channels", "num_res_blocks"
     config = Emu3VQVAEConfig(
+        **{name: getattr(CODEC, name) for name in same},
         codebook_size=CODES,
-        embed_dim=CODEC.embed_dim,
-        latent_channels=CODEC.latent_channels,
         double_latent=False,
-        base_channels=CODEC.base_channels,
         channel_multiplier=list(CODEC.channel_multiplier),
-        num_res_blocks=CODEC.num_res_blocks,
         attn_resolutions=[len(CODEC.channel_multiplier) - 1],
         hidden_size=CODEC.widths[-1],
         num_attention_heads=1,

@@ -35,9 +35,8 @@ from tests.pairwise import each_once, pairwise
 from tests.parity import test_janus, test_llamagen
 
 PROMPT = "a cat"
-BROKEN = (
-    Version("5") <= Version(transformers.__version__) < Version("5.5")
-)  # in these versions, ``generate`` fails for Janus, because defaults of the configuration are missing
+# in these versions, ``generate`` fails for Janus, because defaults of the configuration are missing
+BROKEN = Version("5") <= Version(transformers.__version__) < Version("5.5")
 METHODS = {
     "plain": ("network", dict(method="no-drafting")),
     "adt-tree": ("network", dict(method="adt-tree")),
@@ -54,11 +53,9 @@ SAMPLINGS = {
 """Published temperatures, top-k and top-p. The values of k are smaller, because the small models have fewer codes."""
 GUIDANCE = {"guided": 5.0, "unguided": 1.0}
 IMAGES = {"one": 1, "four": 4}
-KEPT = {"whole": 0, "continued": 11}
-"""Number of given tokens (prefix) of each image."""
+KEPT = {"whole": 0, "continued": 11}  # number of given tokens (prefix) of each image
 SEEDS = {str(seed): seed for seed in (0, 11, 2**32 + 1, 2**63, 2**64 - 1)}
-MORE_SEEDS = (1, 12, 13)
-"""Additional seeds of the long test."""
+MORE_SEEDS = (1, 12, 13)  # additional seeds of the long test
 
 
 # ---- transformers' scripts -----------------------------------------------------------------------
@@ -81,13 +78,12 @@ def generate(model, target, prefix, sampling, seeds):
     )
 
     def draw():
-        guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
-            sampling.guidance_scale, model, unconditional_ids=unconditional
-        )
+        scale = sampling.guidance_scale
+        guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model, unconditional_ids=unconditional)
         return model.generate(
             conditional,
             attention_mask=torch.ones_like(conditional),
-            logits_processor=[guide] if sampling.guidance_scale != 1 else [],
+            logits_processor=[guide] if scale != 1 else [],
             prefix_allowed_tokens_fn=lambda _, tokens: ids[allowed_tokens(target, len(tokens) - len(prompt))].tolist(),
             max_new_tokens=target.length - prefix.shape[1],
             **generate_options(sampling),
@@ -98,10 +94,7 @@ def generate(model, target, prefix, sampling, seeds):
 
 
 def allowed_tokens(target, position):
-    """Return the image tokens that are allowed at a position.
-
-    At the end of a row, only the end-of-row token is allowed. At other positions, all codes are allowed.
-    """
+    """Return the image tokens that are allowed at a position: at the end of a row its token, else all codes."""
     at_row_end = target.row_end and (position + 1) % target.columns == 0
     return torch.tensor([target.num_codes]) if at_row_end else torch.arange(target.num_codes)
 
@@ -124,10 +117,7 @@ def emu3(path, target):
 
 
 def glm_image(path, target):
-    """Return the script for GLM-Image.
-
-    The authors' script doesn't support guidance or a prefix. In these cases, :func:`loop` replaces ``generate``.
-    """
+    """Return the script for GLM-Image. It supports neither guidance nor a prefix; :func:`loop` replaces it then."""
     stage = path / "vision_language_encoder"
     model = transformers.GlmImageForConditionalGeneration.from_pretrained(stage, attn_implementation="eager").eval()
 
@@ -145,22 +135,15 @@ def glm_image(path, target):
             return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
         allowed = list(range(target.num_codes))
-        options = {
-            "max_new_tokens": target.length,
-            "prefix_allowed_tokens_fn": lambda *_: allowed,
-            **generate_options(sampling),
-        }
+        options = {"max_new_tokens": target.length, "prefix_allowed_tokens_fn": lambda *_: allowed}
+        options |= generate_options(sampling)
         return seeded(lambda: model.generate(**inputs(rows), **options)[:, rows.shape[1] :], seeds)
 
     return script
 
 
 def janus(path, target):
-    """Return the script for Janus-Pro.
-
-    For this model, ``generate`` requires guidance and doesn't support a prefix. In other cases, :func:`loop` replaces
-    ``generate``.
-    """
+    """Return the script for Janus-Pro. It requires guidance and supports no prefix; else :func:`loop` replaces it."""
     model = JanusForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     vocabulary = target.prompter.vocabulary
     model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[BEGIN_IMAGE]}

@@ -21,11 +21,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*SHAPES, "bundled"],
-    ids=lambda p: p if isinstance(p, str) else "-".join(map(str, p.values())),
-)
+@pytest.fixture(scope="module", params=[*SHAPES, "bundled"], ids=str)
 def folder(request, tmp_path_factory):
     if request.param == "bundled":
         return resolve("bundled", "target")
@@ -39,10 +35,7 @@ def reference(folder):
 
 
 def reference_logits(folder, ids, mask=None, positions=None):
-    """Return the logits of the transformers model.
-
-    This function calls ``model.model`` and ``lm_head`` directly, because ``model.forward`` masks image tokens.
-    """
+    """Return the logits of the transformers model. Its own ``forward`` masks image tokens."""
     model = reference(folder)
     with torch.no_grad():
         features = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state
@@ -61,10 +54,7 @@ def test_plain_logits(folder, length):
 
 
 def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
-    """Run one forward pass over a tree, after prompts of two lengths. Compare each node with a separate forward pass.
-
-    The separate pass is run by transformers, over the prompt and the path from the root to the node.
-    """
+    """Compare each node of a forward pass over a tree with transformers' pass over the prompt and the node's path."""
     target = load_target(folder)
     decoder = target.decoder
     generator = torch.Generator().manual_seed(4)

@@ -45,9 +45,6 @@ def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
     """Return the token ids of all codes, in code order.
 
-    Args:
-        vocabulary: Token ids by name.
-
     Raises:
         AdtError: If a code is missing, or if the ids are not consecutive; drafters require consecutive ids.
     """
@@ -59,10 +56,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 class ChameleonPrompter(TokenPrompter):
-    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``.
-
-    Unconditional rows are ``<s> <racm3:break>``.
-    """
+    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``. Unconditional rows are ``<s> <racm3:break>``."""
 
     BOS = BOS
 
@@ -78,9 +72,6 @@ def add_codec(checkpoint: Checkpoint) -> None:
 
     Most checkpoints in transformers' layout lack the image decoder. The other file is Meta's ``vqgan.ckpt``, or the
     weights file in the folder ``Anole-7b-v0.1-vqvae-hf``. If neither is found, the checkpoint stays unchanged.
-
-    Args:
-        checkpoint: The checkpoint to complete.
     """
     file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.find_companion(_CODEC_FILES)
     if file is not None:
@@ -108,9 +99,9 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     config = with_min_positions(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
     add_codec(checkpoint)
-    target = Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end))
-    target.script_vocab_size = config.vocab_size
-    return target
+    grid = (cells, cells)
+    script_vocab_size = config.vocab_size
+    return Target(checkpoint.name, family, decoder, codec, grid, bool(row_end), script_vocab_size=script_vocab_size)
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
@@ -126,11 +117,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 LICENCE = "Chameleon's, for research"
 ANOLE = Download(
-    "leloy/Anole-7b-v0.1-hf",
-    14,
-    LICENCE,
-    "Anole-7b-v0.1-hf",
-    commit="96df52301e844d8a624a13953051ead4c008343b",
+    "leloy/Anole-7b-v0.1-hf", 14, LICENCE, "Anole-7b-v0.1-hf", commit="96df52301e844d8a624a13953051ead4c008343b"
 )
 CHAMELEON_CODEC = Download("leloy/Anole-7b-v0.1-vqvae-hf", 0.3, LICENCE, "Anole-7b-v0.1-vqvae-hf")
 ANOLE_DRAFTER = Download("jadohu/anole_drafter", 1, LICENCE, "anole_drafter")
@@ -142,9 +129,7 @@ FAMILY = Family(
     entries=entries,
     prompter=ChameleonPrompter.of,
     unneeded=(f"{CODEC}loss.",),
-    remedies={
-        CODEC: ("remedy.chameleon_codec", CHAMELEON_CODEC),
-    },
+    remedies={CODEC: ("remedy.chameleon_codec", CHAMELEON_CODEC)},
     sampling=PublishedSampling(
         temperature=0.7,
         top_p=0.9,

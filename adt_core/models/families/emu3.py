@@ -73,21 +73,13 @@ class Emu3Prompter(TokenPrompter):
         """Check whether an image has at most as many codes as an image of the default size.
 
         The check tolerates half a code per side, because the sides of a requested shape are rounded to integers.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-            usual: Grid of the model's default size.
-
-        Returns:
-            "" if the model supports the size. Otherwise a clause for an error message that states the supported sizes.
         """
         rows, columns = grid
         if not min(grid):
             return message("limit.one_token")
         if (rows - 0.5) * (columns - 0.5) <= usual[0] * usual[1]:
             return ""
-        most = {"most_rows": usual[0], "most_columns": usual[1]}
-        return message("limit.tokens", rows=rows, columns=columns, **most)
+        return message("limit.tokens", rows=rows, columns=columns, most_rows=usual[0], most_columns=usual[1])
 
 
 class Emu3Codec(Codec):
@@ -98,14 +90,7 @@ class Emu3Codec(Codec):
     """
 
     def __init__(self, values: dict, source: ConfigSource):
-        """Build the codec without weights.
-
-        Args:
-            values: Fields of the ``vq_config``.
-
-        Raises:
-            AdtError: If a field has an unsupported value.
-        """
+        """Build the codec without weights, or raise an AdtError if a field of the ``vq_config`` is unsupported."""
         with naming_missing_libraries():
             from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and only this family needs it
 

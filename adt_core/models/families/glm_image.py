@@ -110,10 +110,6 @@ class GlmImagePrompter(TokenPrompter):
         the text follows the source images. For M-RoPE, the codes of a source image form a grid. On all three axes, the
         next token's position is the position of the grid's first code plus the longer side. For example, after a grid
         of 2 x 3 codes at position 1, the next token has position 4.
-
-        Args:
-            grid: Rows and columns of the image's codes.
-            sources: [rows, columns] int64 codes of each source image.
         """
         (begin,) = self.ids(BEGIN_IMAGE)
         (end,) = self.ids(END_IMAGE)
@@ -165,14 +161,7 @@ class GlmImageCodec(Codec):
     note = message("model.preview")
 
     def __init__(self, config: dict, checkpoint: Checkpoint):
-        """Build the codec without weights.
-
-        Args:
-            config: Fields of the ``config.json``.
-
-        Raises:
-            AdtError: If a field is missing or has an unsupported value.
-        """
+        """Build the codec without weights, or raise an AdtError if a field of the ``config.json`` is unsupported."""
         super().__init__()
         source = checkpoint.path
         fields = section(config, "vq_config", source)
@@ -208,13 +197,10 @@ class GlmImageCodec(Codec):
         return torch.cat([self.quant_conv(self._features(model, half)) for half in halves.split(1)])
 
     def _features(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return the output of the vision encoder.
+        """Return the output [1, C, h, w] of the vision encoder: C channels, and one position for each code.
 
         Args:
             pixels: [1, 3, H, W] image at half its size, normalised as for CLIP.
-
-        Returns:
-            [1, C, h, w] features: C channels, and one position for each code.
         """
         side = model.config.patch_size
         rows, columns = (pixels_per_side // side for pixels_per_side in pixels.shape[2:])
@@ -236,11 +222,7 @@ class GlmImageCodec(Codec):
 
     @contextmanager
     def _loaded(self, module: nn.Module, name: str, like: Tensor) -> Iterator[None]:
-        """Load the weights of a module in this block, and move the module to the meta device afterwards.
-
-        Args:
-            like: Tensor whose dtype and device the weights get.
-        """
+        """Load the weights of a module, like a tensor in dtype and device, and move it to "meta" after the block."""
         names = module.state_dict().keys()
         weights = {part: self._checkpoint[f"model.visual.{name}{part}"].read_finite().to(like) for part in names}
         module.load_state_dict(weights, assign=True)
@@ -285,9 +267,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     smaller = min(vocabularies, key=lambda field: vocabularies[field])
     ids = consecutive_ids(vocabularies[smaller], 0, len(codec.codebook), source, smaller)
     decoder = Decoder(config, torch.tensor(ids, device="cpu"))
-    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (_DEFAULT_SIDE, _DEFAULT_SIDE), lead_of=small_grid)
-    target.script_vocab_size = head_rows
-    return target
+    grid = (_DEFAULT_SIDE, _DEFAULT_SIDE)
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, grid, lead_of=small_grid, script_vocab_size=head_rows)
 
 
 def _decoder_config(fields: dict, source: Path) -> DecoderConfig:

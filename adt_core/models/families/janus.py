@@ -75,10 +75,9 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """Return three parts of the configuration. The fields have the names that transformers uses.
+    """Return the fields of the decoder, the fields of codec and image tokens, and the side of an image in pixels.
 
-    Returns:
-        Fields of the decoder, fields of codec and image tokens, and the side of an image in pixels.
+    The fields have the names that transformers uses.
 
     Raises:
         AdtError: If a section is missing, or if the checkpoint is JanusFlow.
@@ -166,13 +165,10 @@ def _image_embedding(decoder: Decoder, vector: int, checkpoint: Checkpoint) -> E
 
 
 def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
-    """Compute the decoder's inputs for all codes with the generation aligner.
+    """Compute the decoder's inputs [codes, hidden size] for all codes in ``wide_dtype``, with the generation aligner.
 
     Args:
         parts: The embedding of the codes, then weight and bias of each layer of the aligner.
-
-    Returns:
-        [codes, hidden size] inputs in the decoder's ``wide_dtype``.
     """
     x, *linear = (part.to(decoder.embedding.device, decoder.wide_dtype) for part in parts)
     for i, (weight, bias) in enumerate(zip(linear[::2], linear[1::2])):

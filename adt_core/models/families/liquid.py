@@ -67,9 +67,8 @@ def skeleton(checkpoint: Checkpoint) -> Target:
     cells = codec.config.cells
     ids = consecutive_ids(config.vocab_size, _FIRST_CODE, codec.config.num_embeddings, checkpoint.path)
     decoder = Decoder(config, torch.tensor(ids, device="cpu"))
-    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells))
-    target.script_vocab_size = config.vocab_size
-    return target
+    script_vocab_size = config.vocab_size
+    return Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), script_vocab_size=script_vocab_size)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
@@ -78,9 +77,6 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     Gemma multiplies its embeddings by the square root of the hidden size, and adds 1 to the weights of its norms. The
     loader does both once, while it reads the weights. Gemma uses the embedding also as output head. The loader does not
     multiply the head.
-
-    Args:
-        target: The empty target.
     """
     decoder = target.decoder
     head = _EMBEDDING if checkpoint.config.get("tie_word_embeddings", True) else "lm_head.weight"

@@ -44,10 +44,8 @@ from ..vq import VQConfig, VQModel
 from . import chameleon
 from . import llamagen_captions as captions
 
-CAPTION = 120
-"""Number of tokens of a caption, including padding."""
-END = "</s>"
-"""Token of T5 that ends every caption."""
+CAPTION = 120  # number of tokens of a caption, including padding
+END = "</s>"  # token of T5 that ends every caption
 FILLER = 0
 """Token id at every caption position. The decoder reads features instead of this id; only drafters read the id."""
 CODEC = "codec."
@@ -58,14 +56,7 @@ _T5_FILES = (
     *(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/")),
     "models--google--flan-t5-xl/snapshots/*/config.json",
 )
-_FLAN_T5_XL = {
-    "d_model": 2048,
-    "d_kv": 64,
-    "d_ff": 5120,
-    "num_layers": 24,
-    "num_heads": 32,
-    "vocab_size": 32128,
-}
+_FLAN_T5_XL = {"d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32, "vocab_size": 32128}
 _HEAD_DIM = 64
 _CACHED_CAPTIONS = 5000  # number of captions; the features of one take about 0.1 MB
 _MOST_CLEANED = 2000
@@ -95,11 +86,7 @@ class CaptionEncoder(nn.Module):
     """Text encoder: T5's encoder, a projection of its features to decoder inputs, and features of an empty caption."""
 
     def __init__(self, config: dict, source: ConfigSource, width: int):
-        """Build the encoder without weights.
-
-        Args:
-            config: Fields of T5's ``config.json``; {} for the configuration of flan-t5-xl.
-        """
+        """Build the encoder without weights. ``config`` is T5's ``config.json``, or {} for flan-t5-xl."""
         super().__init__()
         self.t5 = t5_encoder(config, source, _FLAN_T5_XL, "eager")
         features = self.t5.config.d_model
@@ -123,17 +110,11 @@ class LlamaGenPrompter(Prompter):
 
     The prompter caches the features of earlier captions, because ComfyUI may move the encoder off the GPU while the
     decoder runs.
-
-    Attributes:
-        name: Name of the model, for error messages.
-        tokenizer: T5's tokenizer.
-        end: Token id of :data:`END`.
-        encoder: Text encoder.
     """
 
     name: str
     tokenizer: Tokenizer
-    end: int
+    end: int  # token id of END
     encoder: CaptionEncoder
 
     def __post_init__(self) -> None:
@@ -280,11 +261,7 @@ def _authors_entry(entry: Entry) -> Entry:
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
-    """Return the prompter of a LlamaGen target.
-
-    Raises:
-        AdtError: If T5, its tokenizer, ftfy or Beautiful Soup is missing.
-    """
+    """Return the prompter of a target, or raise an AdtError if T5, its tokenizer, ftfy or Beautiful Soup is missing."""
     t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
         raise AdtError("llamagen.no_text_encoder", path=checkpoint.path, remedy=FAMILY.missing_remedies(checkpoint)[T5])
@@ -319,16 +296,11 @@ def _published(name: str, pixels: str, memory: tuple[float, float, float], draft
     The transformer is the authors' file if ``name`` ends with .pt. Otherwise it is the folder that LANTERN's authors
     converted.
     """
-    file = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
-    folder = Download(f"jadohu/{name}", 3, "MIT", name)
-    transformer = file if name.endswith(".pt") else folder
-    return Published(
-        name,
-        (transformer, LLAMAGEN_CODEC, FLAN_T5_XL),
-        pixels,
-        memory,
-        Download(f"jadohu/{drafter}", 0.1, chameleon.LICENCE, drafter),
-    )
+    transformer = Download(f"jadohu/{name}", 3, "MIT", name)
+    if name.endswith(".pt"):
+        transformer = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
+    network = Download(f"jadohu/{drafter}", 0.1, chameleon.LICENCE, drafter)
+    return Published(name, (transformer, LLAMAGEN_CODEC, FLAN_T5_XL), pixels, memory, network)
 
 
 _STAGE_1 = "256", (4.7, 4.0, 3.8), "llamagen_drafter"
@@ -341,10 +313,7 @@ FAMILY = Family(
     entries=entries,
     prompter=prompter,
     unneeded=(f"{CODEC}quantize.codebook_used", f"{T5}encoder.embed_tokens."),
-    remedies={
-        CODEC: ("remedy.llamagen_codec", LLAMAGEN_CODEC),
-        T5: ("remedy.text_encoder", FLAN_T5_XL),
-    },
+    remedies={CODEC: ("remedy.llamagen_codec", LLAMAGEN_CODEC), T5: ("remedy.text_encoder", FLAN_T5_XL)},
     sampling=PublishedSampling(guidance_scale=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),

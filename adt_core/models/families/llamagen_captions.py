@@ -76,14 +76,7 @@ _MAX_JOINTS = 3  # with more hyphens and underscores, all become spaces, as in w
 
 
 def clean(caption: str) -> str:
-    """Return a prompt in lower case, without links, file names and Chinese characters.
-
-    Returns:
-        The cleaned prompt; "" if nothing remains.
-
-    Raises:
-        AdtError: If ftfy or Beautiful Soup is not installed.
-    """
+    """Return a prompt in lower case, without links, file names and Chinese characters; "" if nothing remains."""
     return _once(_once(caption))
 
 
@@ -108,11 +101,7 @@ PACKAGES = "ftfy beautifulsoup4"
 
 
 def libraries() -> tuple[ModuleType, ModuleType]:
-    """Import the modules ftfy and bs4 (Beautiful Soup) and return them.
-
-    Raises:
-        AdtError: If one of them is not installed.
-    """
+    """Return the modules ftfy and bs4 (Beautiful Soup), or raise an AdtError if one of them is not installed."""
     try:
         import bs4
         import ftfy

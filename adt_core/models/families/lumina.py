@@ -47,9 +47,6 @@ class LuminaPrompter(ChameleonPrompter):
 
     The request is a sentence that contains the image size and the prompt. Unconditional rows consist of only the
     last three tokens: ``<racm3:break> height width``.
-
-    Attributes:
-        CELLS: Number of codes per 32 pixels.
     """
 
     CELLS: ClassVar[int] = _CELLS
@@ -97,11 +94,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-    """Return the prompter of a Lumina-mGPT target.
-
-    Raises:
-        AdtError: If the folder has no tokenizer.json. Most repositories of the family do not contain this file.
-    """
+    """Return the prompter of a target, or raise an AdtError without a tokenizer.json, which most repositories lack."""
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
         raise AdtError("lumina.no_tokenizer", folder=checkpoint.folder, command=command)
@@ -144,11 +137,7 @@ FAMILY = Family(
     search=("lumina",),
     published=(
         _published("512", (15.8, 9.8, 7.3)),
-        _published(
-            "768",
-            (18.4, 12.4, 9.9),
-            Download(f"sihwanpark/{_DRAFTER}", 1, "Apache 2.0", _DRAFTER),
-        ),
+        _published("768", (18.4, 12.4, 9.9), Download(f"sihwanpark/{_DRAFTER}", 1, "Apache 2.0", _DRAFTER)),
         _published("768-Omni", (18.4, 12.4, 9.9)),
         _published("1024", (22.1, 16.1, 13.6)),
     ),

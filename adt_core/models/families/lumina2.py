@@ -77,10 +77,7 @@ def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
 
     Args:
         scale: Requested scale. At position 0, it takes the place of the previous scale.
-        grid: Rows and columns of the image's codes.
-
-    Returns:
-        One scale for each token of the image, including the tokens that end rows.
+        grid: Rows and columns of the image's codes. The result also has scales for the tokens that end rows.
     """
     rows, columns = grid
     quarter = rows * columns / 4

@@ -78,11 +78,7 @@ class StoredTensor(NamedTuple):
         return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.detach, file, name)
 
     def read_finite(self) -> Tensor:
-        """Read the tensor to the CPU and check that all numbers are finite. float8 is converted to float32.
-
-        Raises:
-            AdtError: If a number is NaN or infinite.
-        """
+        """Read the tensor to the CPU, float8 as float32, or raise an AdtError if a number is NaN or infinite."""
         value = widened(self.read())
         if not is_finite(value):
             found = "NaN" if value.isnan().any() else "infinity"
@@ -107,14 +103,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Remove the prefixes of torch.compile and DistributedDataParallel from the names of tensors.
-
-    Args:
-        stored: Tensors of a file by name.
-
-    Raises:
-        AdtError: If two tensors have the same name without these prefixes.
-    """
+    """Remove the prefixes of torch.compile and DistributedDataParallel from names, which must then be different."""
     plain: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
@@ -125,15 +114,9 @@ def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Multiply fp8 weights by their scales in float32, and remove the scales.
+    """Multiply fp8 weights by their scales in float32 when they are read, and remove the scales.
 
     Weights with unsupported scales, and their scales, stay unchanged.
-
-    Args:
-        stored: Tensors of a file by name.
-
-    Returns:
-        Tensors by name. The product is computed when the tensor is read.
     """
     scaled = dict(stored)
     for name, weight in stored.items():
@@ -195,18 +178,13 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     weights = _Weights(file)
     try:
         with safe_open(file, "pt") as opened:
-            headers = {name: opened.get_slice(name) for name in opened.keys()}
-            return {
-                name: StoredTensor(
-                    tuple(header.get_shape()),
-                    header.get_dtype(),
-                    partial(weights.read, name),
-                    file,
-                    name,
-                    weights.close,
-                )
-                for name, header in headers.items()
-            }
+            stored = {}
+            for name in opened.keys():
+                header = opened.get_slice(name)
+                shape = tuple(header.get_shape())
+                read = partial(weights.read, name)
+                stored[name] = StoredTensor(shape, header.get_dtype(), read, file, name, weights.close)
+            return stored
     except (SafetensorError, OSError) as error:
         raise AdtError("safetensors.incomplete", file=file, reason=error) from error
 
@@ -249,10 +227,7 @@ def _is_dense(value: object) -> bool:
 
 
 def read_tensors(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a weights file by name.
-
-    Args:
-        file: A safetensors file, or a file that ``torch.save`` has written.
+    """Return the tensors by name of a safetensors file or of a file that ``torch.save`` has written.
 
     Raises:
         AdtError: If the file cannot be read or contains anything other than tensors.
@@ -278,10 +253,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path):
-        """Read the configuration and the headers of the weights files.
-
-        Args:
-            path: The folder or file, as returned by :func:`.paths.resolve`.
+        """Read the configuration and the headers of the weights files at a path from :func:`.paths.resolve`.
 
         Raises:
             AdtError: If files are missing or damaged.
@@ -308,10 +280,7 @@ class Checkpoint:
         return max(file.stat().st_size for file in self.files)
 
     def embedded(self, name: str) -> dict:
-        """Return the JSON object that is stored as a tensor of bytes.
-
-        Returns:
-            The object; {} if there is no such tensor.
+        """Return the JSON object that is stored as a tensor of bytes; {} if there is no such tensor.
 
         Raises:
             AdtError: If the tensor is not a JSON object stored as bytes.
@@ -350,26 +319,18 @@ class Checkpoint:
         self._tensors |= added
 
     def use_tensors(self, tensors: Mapping[str, Tensor], kept: str) -> None:
-        """Use the tensors of a loaded model instead of those of the files.
-
-        Args:
-            tensors: Tensors by name.
-            kept: Prefix of the names of the files' tensors that are used if the model lacks them.
-        """
+        """Use the tensors of a loaded model. Keep only tensors of the files whose names begin with `kept`."""
         self._tensors = {name: stored for name, stored in self._tensors.items() if name.startswith(kept)}
         self._tensors |= {name: StoredTensor.of(value, self.path, name) for name, value in tensors.items()}
 
     def find_companion(self, patterns: tuple[str, ...]) -> Path | None:
-        """Return a file or folder that the model needs in addition to its own files, such as its codec.
+        """Return a file or folder that the model needs in addition to its own files, such as its codec, or None.
 
         The method searches the checkpoint's folder, then its parent folder, then ``home``. If it finds only a symbolic
         link whose target is missing, it returns the link; reading the link then raises an error.
 
         Args:
             patterns: Glob patterns in order of preference.
-
-        Returns:
-            The path; None if nothing matches.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]
@@ -393,24 +354,13 @@ class Checkpoint:
         return self._tensors.keys()
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """Return a tensor by name, without reading its data.
-
-        Raises:
-            AdtError: If the tensor is missing.
-        """
+        """Return a tensor by name, without reading its data, or raise an AdtError if it is missing."""
         if name not in self._tensors:
             raise AdtError("tensor.missing", path=self.path, name=name)
         return self._tensors[name]
 
     def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Args:
-            least: Minimum number of dimensions.
-
-        Raises:
-            AdtError: If the tensor is missing, or if it has fewer than ``least`` dimensions.
-        """
+        """Return the shape of a tensor, or raise an AdtError if it is missing or has less than ``least`` dimensions."""
         shape = self[name].shape
         if len(shape) < least:
             raise AdtError("tensor.unexpected_shape", path=self.path, name=name, shape=shape)

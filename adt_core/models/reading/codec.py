@@ -31,11 +31,9 @@ VQ16_NAMES = {
 
 
 def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSource) -> None:
-    """Check the numbers of channels of a codec.
+    """Raise an AdtError if images do not have 3 channels, or if a level has a wrong number of channels.
 
-    Raises:
-        AdtError: If images do not have 3 channels, or if the channels of a level are too many or not a multiple of
-            :data:`..vq.NORM_GROUPS`.
+    The channels of a level are a multiple of :data:`..vq.NORM_GROUPS`, and at most `_MOST_CHANNELS`.
     """
     if image_channels != 3:
         raise AdtError("codec.image_channels", source=source, image_channels=image_channels)
@@ -47,10 +45,7 @@ def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSou
 
 
 def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
-    """Return the shape of a codec from a ``vq_config``.
-
-    Args:
-        fields: Fields of the ``vq_config``. Missing fields have the defaults of :class:`..vq.VQConfig`.
+    """Return the shape of a codec from a ``vq_config``. Missing fields have the defaults of :class:`..vq.VQConfig`.
 
     Raises:
         AdtError: If a field has an unsupported value.
@@ -72,9 +67,6 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
     Args:
         blocks: Pattern for the names of the encoder's residual blocks, such as "down.{}.block.{}". The numbers of level
             and block replace the braces.
-
-    Raises:
-        AdtError: If the shapes contradict each other.
     """
     convolution = f"{prefix}encoder.{blocks}.conv1.weight"
     level = convolution.format("{}", 0)
@@ -99,9 +91,6 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
     Args:
         default: Shape of the published codec. It is returned if the checkpoint has no codec; otherwise its values are
             used for fields that the tensors don't determine.
-
-    Raises:
-        AdtError: If the shapes of the tensors contradict each other.
     """
     if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
         return default
@@ -118,9 +107,6 @@ def coarsest_first(name: str, config: VQConfig) -> str:
 
     In :class:`..vq.VQModel` and in Chameleon's checkpoints, ``up.0`` is the finest level. For example, with 5 levels,
     ``decoder.up.0.block.1`` becomes ``decoder.up.4.block.1``.
-
-    Args:
-        name: Name of the parameter in :class:`..vq.VQModel`.
     """
     parts = name.split(".")
     if parts[:2] == ["decoder", "up"]:

@@ -47,11 +47,7 @@ class Entry:
     put: Callable[[Tensor], object] | None = None
 
     def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """Return the same entry with other names of the tensors.
-
-        Args:
-            changes: Replacements within the names: each key is replaced with its value, in the order of the mapping.
-        """
+        """Return the same entry with other names of the tensors: each key is replaced with its value, in this order."""
         names = self.names
         for old, new in changes.items():
             names = tuple(name.replace(old, new) for name in names)
@@ -66,22 +62,15 @@ def transposed(tensors: list[Tensor]) -> Tensor:
 def copy_entry(
     parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None
 ) -> Entry:
-    """Return the entry of a parameter that is a copy of one tensor.
-
-    Args:
-        transpose: Whether the parameter is the transpose of the tensor.
-        put: As in :class:`Entry`.
-    """
+    """Return the entry of a parameter that is a copy of one tensor, or its transpose."""
     shape = parameter.T.shape if transpose else parameter.shape
     return Entry(parameter, (name,), (tuple(shape),), transposed if transpose else _joined, put)
 
 
 def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str] = str) -> list[Entry]:
-    """Return the entries of all parameters of a module. Each parameter is a copy of one tensor.
+    """Return the entries of all parameters of a module, each a copy of one tensor.
 
-    Args:
-        renamed: Function that converts a parameter's name to its tensor's name, both without prefix. By default, both
-            names are equal.
+    ``renamed`` converts the name of a parameter to the name of its tensor, both without prefix.
     """
     return [copy_entry(parameter, prefix + renamed(name)) for name, parameter in module.named_parameters()]
 
@@ -139,7 +128,6 @@ def fill(
 
     Args:
         check: Called before each parameter. It may raise an exception to cancel.
-        filled: Called after each parameter.
         checked: Whether to check the numbers. False for tensors that were checked when they were read before.
 
     Raises:

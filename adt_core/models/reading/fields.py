@@ -13,9 +13,8 @@ from ...untrusted import Kind, list_of, whole_number
 from ..config import ACTIVATIONS
 from .file_checks import refuse_damaged
 
-ConfigSource = Path | str
-"""Path or description of a checkpoint, for error messages."""
-USUAL_MOST = 2**21
+ConfigSource = Path | str  # path or description of a checkpoint, for error messages
+USUAL_MOST = 2**21  # upper bound of fields without an entry in MOST
 MOST = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_layers", "num_heads", "depth"), 999
@@ -23,17 +22,12 @@ MOST = {
     **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
     **dict.fromkeys(("num_res_blocks", "layers_per_block"), 99),
 }
-"""Upper bounds of integer fields by name. Fields without an entry have the bound USUAL_MOST."""
-MOST_LEVELS = 12
-"""Maximum length of a field that is a list of sizes."""
+"""Upper bounds of integer fields by name."""
+MOST_LEVELS = 12  # maximum length of a field that is a list of sizes
 
 
 def read_json(file: Path) -> dict:
-    """Return the JSON object in a file.
-
-    Raises:
-        AdtError: If the file contains no JSON object, or can't be read.
-    """
+    """Return the JSON object in a file, or raise an AdtError if there is none or the file can't be read."""
     refuse_damaged(file)
     return json_object(partial(read_text, file, LARGEST_JSON), str(file))
 
@@ -41,11 +35,8 @@ def read_json(file: Path) -> dict:
 def json_object(read: Callable[[], str | bytes], place: str) -> dict:
     """Return the JSON object in the text that ``read`` returns.
 
-    Args:
-        read: Function that returns the text. It may raise OSError or ValueError.
-
     Raises:
-        AdtError: If ``read`` fails, or if the text is not a JSON object.
+        AdtError: If ``read`` raises an OSError or ValueError, or if the text is not a JSON object.
     """
     try:
         value = parse_json(read())
@@ -57,14 +48,7 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
 
 
 def section(config: dict, name: str, source: ConfigSource) -> dict:
-    """Return a section of a ``config.json``: a field that is itself an object, such as ``text_config``.
-
-    Args:
-        config: Fields of the ``config.json``.
-
-    Raises:
-        AdtError: If the section is missing.
-    """
+    """Return a field of a ``config.json`` that is an object, such as ``text_config``, or raise an AdtError."""
     value = config.get(name)
     if not isinstance(value, dict):
         raise AdtError("config_json.no_field", source=source, name=name)
@@ -75,8 +59,6 @@ def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any
     """Return a field of a ``config.json`` after checking its value.
 
     Args:
-        config: Fields of the ``config.json``.
-        kind: Allowed type and bounds of the value.
         default: Value to return if the field is missing or null. If None, the field is required.
 
     Raises:
@@ -95,7 +77,6 @@ def size(config: dict, name: str, source: ConfigSource, default: int | None = No
     """Return a field that is a size: an integer from 1 to a bound that no published model exceeds (:data:`MOST`).
 
     Args:
-        config: Fields of the ``config.json``.
         default: Value to return if the field is missing, null or 0. If None, the field is required.
 
     Raises:
@@ -109,7 +90,6 @@ def sizes(config: dict, name: str, source: ConfigSource, default: tuple[int, ...
     """Return a field that is a list of sizes.
 
     Args:
-        config: Fields of the ``config.json``.
         default: Value to return if the field is missing or null. If None, the field is required.
         low: Smallest allowed size. It is also the smallest allowed length of the list.
 
@@ -141,14 +121,7 @@ field may be missing."""
 
 
 def check_supported(config: dict, source: ConfigSource) -> None:
-    """Raise an error if a ``config.json`` describes a decoder that :mod:`..layers` does not implement.
-
-    Args:
-        config: Fields of the ``config.json``.
-
-    Raises:
-        AdtError: If a field has a value that is not supported.
-    """
+    """Raise an AdtError if a ``config.json`` describes a decoder that :mod:`..layers` does not implement."""
     unsupported = {name: config.get(name) for name, values in _SUPPORTED.items() if config.get(name) not in values}
     if config.get("use_sliding_window") is not False and config.get("sliding_window"):
         unsupported["sliding_window"] = config["sliding_window"]

@@ -52,23 +52,16 @@ def dangling_link(path: Path) -> Path | None:
 
 
 def refuse_dangling(path: Path) -> None:
-    """Raise an error if the path or one of its parents is a symbolic link whose target is missing.
-
-    Raises:
-        AdtError: If there is such a link.
-    """
+    """Raise an AdtError if the path or one of its parents is a symbolic link whose target is missing."""
     link = dangling_link(path)
     if link is not None:
         raise AdtError("file.dead_link", path=link, target=os.readlink(link))
 
 
 def refuse_damaged(file: Path) -> None:
-    """Raise an error if a file is a dangling link, a Git LFS pointer or an incomplete zip file.
+    """Raise an AdtError if a file is a dangling link, a Git LFS pointer or an incomplete zip file.
 
     If the file can't be opened, the function returns, and the reader of the file raises the error later.
-
-    Raises:
-        AdtError: If the file is damaged in one of these ways.
     """
     refuse_dangling(file)
     try:
@@ -88,14 +81,7 @@ def refuse_damaged(file: Path) -> None:
 
 
 def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
-    """Raise an error if weights are stored in a quantised or compressed format.
-
-    Args:
-        config: Fields of the checkpoint's ``config.json``.
-
-    Raises:
-        AdtError: If the weights are quantised or compressed.
-    """
+    """Raise an AdtError if weights are stored in a quantised or compressed format."""
     names = list(names)
     if config.get("dfloat11_config") is not None or any(map(_DFLOAT11.search, names)):
         raise AdtError("model.compressed", path=path)

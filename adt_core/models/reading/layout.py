@@ -24,17 +24,14 @@ from .checkpoint import Checkpoint
 from .entries import Entry, copy_entry, transposed
 from .fields import check_supported, read, section, size
 
-_MIN_PROMPT = 64
-"""Minimum number of positions that a configuration must leave for the prompt."""
-_RAISED_PROMPT = 1024
-"""Number of positions that the prompt gets if a configuration leaves fewer than _MIN_PROMPT."""
+_MIN_PROMPT = 64  # minimum number of positions that a configuration must leave for the prompt
+_RAISED_PROMPT = 1024  # number of positions that the prompt gets if a configuration leaves fewer
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
     """Return the shape of a decoder, or of a drafter, from a ``config.json``.
 
     Args:
-        config: Fields of the ``config.json``.
         **changes: Fields of the result, which take precedence over the ``config.json``.
 
     Raises:
@@ -130,36 +127,26 @@ def _refuse_biases(checkpoint: Checkpoint, weights: Iterable[str]) -> None:
 
 
 def _fuse_qkv(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
-    """Return a function that concatenates the weights or biases of q, k and v along dimension 0.
-
-    The function also reorders the elements of each head of q and k (:func:`head_order`).
-    """
+    """Return a function that reorders the heads of q and k, and concatenates q, k and v along dimension 0."""
     order = head_order(c)
     return lambda parts: torch.cat([*(reorder_heads(part, order) for part in parts[:2]), parts[2]])
 
 
 def reorder_heads(part: Tensor, order: Tensor | None) -> Tensor:
-    """Reorder the elements of every head of q or k.
-
-    Args:
-        part: [heads * head_dim, ...] weight or bias of q or k.
-        order: [head_dim] int64: element i of each head in the result is element ``order[i]`` of this head in ``part``.
-            None to keep the order.
-    """
+    """Reorder the elements of every head of q or k [heads * head_dim, ...]; ``order`` is as in :func:`head_order`."""
     return part if order is None else part.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def head_order(c: DecoderConfig) -> Tensor | None:
     """Return how to reorder the elements of each head of q and k, so that :mod:`..rotary` rotates the right pairs.
 
+    The result is ``order`` [head_dim] int64: element i of a head in this package is element ``order[i]`` of the head in
+    the checkpoint. None stands for the same order.
+
     :mod:`..rotary` rotates element i together with element i + head_dim / 2. In checkpoints of models with
     ``grid_rope``, a pair is two neighbouring elements. In checkpoints of models with ``mrope_section``, only the first
     2 * sum(mrope_section) elements of a head are rotated, and element i forms a pair with element
     i + sum(mrope_section).
-
-    Returns:
-        ``order`` [head_dim] int64: element i of a head in this package is element ``order[i]`` of the head in the
-        checkpoint. None if the order is the same.
     """
     # For head_dim 8:
     #   with grid_rope, the checkpoint's pairs are (0, 1), (2, 3) and so on: [0, 2, 4, 6, 1, 3, 5, 7]
@@ -254,11 +241,6 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     For example, with ``begin`` "<|visual token " and ``end`` "|>", "<|visual token 000042|>" is the token of code 42.
     The letters A to J may replace the digits 0 to 9.
 
-    Args:
-        vocabulary: Token ids by name.
-        begin: Part of the name before the code.
-        end: Part of the name after the code.
-
     Raises:
         AdtError: If a code is missing.
     """
@@ -274,12 +256,8 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
     """Return consecutive ids for image tokens that the vocabulary does not name: code n has the id ``first`` + n.
 
-    Args:
-        first: Id of code 0.
-        field: Field of the config.json that holds ``vocab_size``, for error messages.
-
     Raises:
-        AdtError: If the vocabulary is too small.
+        AdtError: If the vocabulary is too small. ``field`` is the field of the config.json with its size.
     """
     if first + codes > vocab_size:
         raise AdtError("config_json.vocabulary", source=source, field=field, vocab_size=vocab_size, codes=codes)

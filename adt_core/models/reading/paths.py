@@ -102,7 +102,7 @@ def _outer(path: Path) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weights files of the model in a folder, without opening the weights files.
+    """Return the weights files of the model in a folder, without opening the weights files; [] if there are none.
 
     The first of these rules that applies selects the files:
 
@@ -113,9 +113,6 @@ def weight_files(folder: Path) -> list[Path]:
 
     If the folder contains no safetensors files except codecs, the rules apply to pickles, with the name
     ``pytorch_model`` and the suffix ``.bin``.
-
-    Returns:
-        The files; [] if there are none.
 
     Raises:
         AdtError: If files are missing, or if no rule selects one of several sets.
@@ -162,7 +159,7 @@ def _sets(files: list[Path]) -> dict[tuple[str, str], list[Path]]:
 
 
 def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) -> list[Path]:
-    """Return the files of the set named ``stem``, or of the only set if none has this name.
+    """Return the files of the set named ``stem``, or of the only set if none has this name; [] if there is no set.
 
     A single file named ``stem`` is preferred to shards of this name.
 
@@ -177,11 +174,7 @@ def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) 
         raise AdtError(
             "weights.several_sets", folder=folder, suffix=Path(first[0]).suffix, stem=stem, names=_abridged(set(first))
         )
-    return next((_complete(folder, files) for files in named.values()), [])
-
-
-def _complete(folder: Path, files: list[Path]) -> list[Path]:
-    """Return the files of a set, or raise an AdtError if one of its shards is missing."""
+    files = next(iter(named.values()), [])
     absent = missing_shards({file.name for file in files})
     if absent:
         raise AdtError("index.missing_parts", folder=folder, missing=_abridged(absent))
@@ -189,11 +182,7 @@ def _complete(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def missing_shards(names: set[str]) -> set[str]:
-    """Return the names of the missing shards of the first set that lacks shards.
-
-    Args:
-        names: Names of weights files. The name of a shard contains the number of shards.
-    """
+    """Return the names of the missing shards of the first set that lacks shards, among the names of weights files."""
     complete: set[str] = set()
     for part in filter(None, map(_PART.fullmatch, sorted(names))):
         if part[0] not in complete:

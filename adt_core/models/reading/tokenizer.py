@@ -93,25 +93,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
-    """Check the content of a ``tokenizer.json`` and return the tokenizer.
-
-    Args:
-        tokenizer: Content of the ``tokenizer.json``.
-
-    Raises:
-        AdtError: If the tokenizer has unsupported components.
-    """
+    """Return the tokenizer with the content of a ``tokenizer.json``, or raise an AdtError if it is not supported."""
     content = json.dumps(_checked(tokenizer, file))
     with wrap_library_errors("tokenizer.unreadable", file=file):
         return Tokenizer.from_str(content)
 
 
 def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
-    """Tokenize a text without adding special tokens.
-
-    Raises:
-        AdtError: If the tokenizer fails.
-    """
+    """Tokenize a text without adding special tokens, or raise an AdtError if the tokenizer fails."""
     with wrap_library_errors("tokenizer.failed", model=model):
         return tokenizer.encode(text, add_special_tokens=False)
 
@@ -167,11 +156,7 @@ def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
 
 
 def _typed(part: dict, kind: str, kinds: dict[str, dict[str, Kind]], where: str, file: Path) -> dict:
-    """Check the fields of a component of type ``kind`` and return the component.
-
-    Args:
-        kind: Type that the component states in its field "type".
-    """
+    """Check the fields of a component of type ``kind`` and return the component."""
     return _fields(part, {"type": one_of(kind), **kinds[kind]}, where, file)
 
 

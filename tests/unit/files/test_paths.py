@@ -15,8 +15,7 @@ from adt_core.run.images import named_folder
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[3]
-CAFE = os.fsdecode(b"caf\xe9")
-"""File name in Latin-1, as in old archives."""
+CAFE = os.fsdecode(b"caf\xe9")  # file name in Latin-1, as in old archives
 SPELLED = r"caf\udce9"
 
 

@@ -75,9 +75,8 @@ def test_a_kernel_may_return_queries_before_heads_in_memory(emu3, monkeypatch):
     how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance_scale=3.0)}
     expected = run(emu3, **how).codes
     usual = F.scaled_dot_product_attention
-    monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *given: usual(*given).transpose(1, 2).contiguous().transpose(1, 2)
-    )
+    name = "scaled_dot_product_attention"
+    monkeypatch.setattr(F, name, lambda *given: usual(*given).transpose(1, 2).contiguous().transpose(1, 2))
     assert run(emu3, **how).codes.equal(expected)
 
 
@@ -107,9 +106,8 @@ def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, mon
 
 
 def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
-    tried = run(
-        wide, prompts=("a cat",), sampling=Sampling(guidance_scale=3.0)
-    )  # runs the check before the first image
+    sampling = Sampling(guidance_scale=3.0)
+    tried = run(wide, prompts=("a cat",), sampling=sampling)  # runs the check before the first image
     assert tried.invariance == InvarianceReport(), "the kernel for far keys is not used"
     recorded = []
     logits = wide.decoder.logits
@@ -123,6 +121,6 @@ def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
     cells = torch.randint(0, wide.num_codes, (1, 136), generator=torch.Generator().manual_seed(1))
     for prompts in (("a cat",), ("a cat", LONG)):
         recorded.append([])
-        run(wide, prompts=prompts, sampling=Sampling(guidance_scale=3.0), kept=cells.expand(len(prompts), -1))
+        run(wide, prompts=prompts, sampling=sampling, kept=cells.expand(len(prompts), -1))
     single, batched = (torch.cat(bits) for bits in recorded)
     assert single.equal(batched)

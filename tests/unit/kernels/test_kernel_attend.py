@@ -1,7 +1,4 @@
-"""Tests of the Triton kernels of attention in Triton's interpreter.
-
-Letters in shapes: R rows, n tokens of each row.
-"""
+"""Tests of the Triton kernels of attention in Triton's interpreter. Letters in shapes: R rows, n tokens of each row."""
 
 import numpy as np
 import pytest
@@ -11,6 +8,7 @@ from adt_core.kernels import attend
 from adt_core.kernels.attend_trial import RandomTree, join
 from adt_core.models.rows import BatchRows
 from tests.reading import roots_at
+from tests.unit.kernels.references import float64_kernel
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -23,12 +21,6 @@ TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3}
 def parents(nodes):
     """Return the parents of a binary tree whose last nodes form a chain."""
     return [max((node - 1) // 2, -1) if node < nodes // 2 else node - 1 for node in range(nodes)]
-
-
-def float64_kernel(q, keys, values, mask):
-    """Replacement for :func:`adt_core.models.torch_private.far_attention`, which CPUs lack."""
-    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
-    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
 
 
 @pytest.fixture(autouse=True)

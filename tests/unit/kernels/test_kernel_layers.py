@@ -1,35 +1,28 @@
 """Tests of the decoder of every family with the Triton kernels in Triton's interpreter."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
-from adt_core.kernels.attend_trial import Operands
 from adt_core.models.batch_invariance import TILE
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows
 from tests.layouts.families import WRITERS, load_small
 from tests.reading import roots_at
+from tests.unit.kernels.references import as_kernel, float64_kernel
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-NEAR = 3
-"""Number of positions before a token that have near keys."""
+NEAR = 3  # number of positions before a token that have near keys
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 0.02}
 """Largest difference of final features between kernels and references, relative to the largest feature. In float16, the
 references round after each operation, and the kernels only once."""
 KERNELS = (attend, linear, gate, norm, norm_rope_store)
-NUM_OPERANDS = {gate: 2, linear: 4, norm: 4}
-"""Number of arguments of the reference, if the kernel has one more: the number of used rows."""
-TOKENS = {8: 6, 16: 14, 12: 10}
-"""Number of tokens of the forward passes of `features`, by the number of rows with padding to tiles of 4 rows."""
-
-
-def float64_kernel(q, keys, values, mask):
-    """Replacement for :func:`adt_core.models.torch_private.far_attention`, which CPUs lack."""
-    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
-    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
+TOKENS = {8: 6, 16: 14, 12: 10, 64: 14}
+"""Most tokens of a forward pass of `features`, by the number of rows with padding to tiles of 4 or 64 rows."""
 
 
 def features(decoder):
@@ -46,17 +39,15 @@ def features(decoder):
     return out
 
 
-def padding_with(value, module):
-    """Return a replacement for a kernel: the reference with a value in the padding of its result."""
+def filling_padding(kernel, value):
+    """Return a kernel that writes a value to the padding of its result."""
 
-    def kernel(*given):
-        if module is attend:
-            given = Operands(*given).for_reference()
-        y = module.reference(*given[: NUM_OPERANDS.get(module)])
+    def filled(*given):
+        y = kernel(*given)
         y[TOKENS[len(y)] :] = value
         return y
 
-    return kernel
+    return filled
 
 
 @pytest.mark.parametrize("products", [True, False], ids=["products by Triton", "products by PyTorch"])
@@ -71,20 +62,9 @@ def test_padding_may_be_nan(products, written, monkeypatch):
     for value in (torch.nan, 0.0):
         for module in kernels:
             monkeypatch.setattr(module, "uses_kernel", lambda *_: True)
-            monkeypatch.setattr(module, "kernel", padding_with(value, module))
+            monkeypatch.setattr(module, "kernel", filling_padding(partial(as_kernel, module), value))
         found.append(features(decoder))
     assert found[0].isfinite().all() and found[0].equal(found[1])
-
-
-def filling_padding(kernel, value):
-    """Return a kernel that writes a value to the padding of its result. The forward passes have 6, 14 and 10 tokens."""
-
-    def filled(*given):
-        y = kernel(*given)
-        y[max(TOKENS.values()) :] = value
-        return y
-
-    return filled
 
 
 @pytest.mark.long

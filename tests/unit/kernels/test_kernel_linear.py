@@ -14,10 +14,8 @@ from adt_core.models import quantised
 pytest.importorskip("triton", reason="Triton is not installed")
 
 LIKE = torch.zeros((), dtype=torch.float16)
-TOLERANCE = 1e-3
-"""Largest difference, relative to the largest result: one rounding of the result."""
-SIZES = [(1, 64, 32), (2, 100, 70), (33, 200, 130), (128, 192, 40)]
-"""Rows, inputs and outputs."""
+TOLERANCE = 1e-3  # largest difference, relative to the largest result: one rounding of the result
+SIZES = [(1, 64, 32), (2, 100, 70), (33, 200, 130), (128, 192, 40)]  # rows, inputs and outputs
 KINDS = ["int8", "fp8", "int4"]
 
 
@@ -124,12 +122,8 @@ def test_blocks_of_inputs_are_added_in_order(kind, monkeypatch):
 @pytest.mark.parametrize("stored_dtype", linear.STORED, ids=str)
 @pytest.mark.parametrize("outputs", [512, 4096, 22016])
 def test_the_number_of_rows_does_not_change_the_inputs_of_a_block(dtype, stored_dtype, outputs):
-    for gpu in (
-        linear.Gpu.of(128, (8, 9)),
-        linear.Gpu.of(108, (8, 0)),
-        linear.Gpu.of(132, (9, 0)),
-        linear.Gpu.of(40, (7, 5)),
-    ):
+    for multiprocessors, capability in ((128, (8, 9)), (108, (8, 0)), (132, (9, 0)), (40, (7, 5))):
+        gpu = linear.Gpu.of(multiprocessors, capability)
         blocks = [linear.Blocks.of(rows, outputs, dtype, stored_dtype, gpu) for rows in (1, 16, 17, 64, 65, 999)]
         assert len({block.inputs for block in blocks}) == 1
         larger = [min(size, gpu.block_rows[-1]) for size in (64, 128, 128)]

@@ -16,8 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 4e-3}
 """Largest absolute difference between kernel and reference."""
-HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]
-"""Numbers of query heads and key heads, and elements of a head."""
+HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]  # numbers of query heads and key heads, and elements of a head
 
 
 def check(out, expected):
@@ -25,8 +24,15 @@ def check(out, expected):
     assert (out.double() - expected).abs().max() < TOLERANCES[out.dtype]
 
 
-def double(values):
-    return [None if value is None else value.double() for value in values]
+def check_norm_rope_store(qkv, projection, tables, cache, cache_position, used):
+    """Compare the queries of the used rows, and all keys and values in the cache."""
+    expected_cache = cache.double()
+    doubled = Projection(*(None if value is None else value.double() for value in projection))
+    rotation = Rotation(*tables.double(), None)
+    expected = norm_rope_store.reference(qkv.double(), doubled, rotation, expected_cache, cache_position)
+    queries = norm_rope_store.kernel(qkv, projection, Rotation(*tables, None), cache, cache_position)
+    check(queries[:used], expected[:used])
+    check(cache, expected_cache)
 
 
 @pytest.fixture(params=TOLERANCES, ids=str)
@@ -80,17 +86,9 @@ def test_norm_rope_store(like, heads, kv_heads, dim, has_parameters, ragged):
     projection = Projection(random_like(like, qkv[0].numel(), seed=2), *norms)
     if not has_parameters:
         projection = Projection(None, None, None)
-    cos, sin = random_like(like, 2, 8, 1, dim, seed=3)
     cache_position = torch.tensor([[4, 5, 7], [9, 2, 3]]) if ragged else slice(3, 6)
     cache = random_like(like, 2, 2, kv_heads, 16, dim, seed=4)
-    rotation = Rotation(cos.double(), sin.double(), None)
-    expected_cache = cache.double()
-    expected = norm_rope_store.reference(
-        qkv.double(), Projection(*double(projection)), rotation, expected_cache, cache_position
-    )
-    queries = norm_rope_store.kernel(qkv, projection, Rotation(cos, sin, None), cache, cache_position)
-    check(queries[:6], expected[:6])
-    check(cache, expected_cache)
+    check_norm_rope_store(qkv, projection, random_like(like, 2, 8, 1, dim, seed=3), cache, cache_position, 6)
 
 
 @pytest.mark.parametrize("rows, tokens", [(2, 1), (1, 25), (2, 25)], ids=["2 of 64", "25 of 64", "50 of 64"])
@@ -106,18 +104,11 @@ def test_norm_rope_store_with_the_padding_of_rounds(rows, tokens, ragged, has_bi
     qkv[used:] = torch.nan
     norms = random_like(like, 2, 2, 64, seed=1) if has_norm else (None, None)
     projection = Projection(random_like(like, 192, seed=2) if has_bias else None, *norms)
-    cos, sin = random_like(like, 2, 64, 1, 64, seed=3) / 4  # so that results stay below 8
+    tables = random_like(like, 2, 64, 1, 64, seed=3) / 4  # so that results stay below 8
     positions = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:used].view(rows, tokens)
     cache_position = positions if ragged else slice(3, 3 + tokens)
     cache = random_like(like, 2, rows, 1, 60, 64, seed=4)
-    expected_cache = cache.double()
-    rotation = Rotation(cos.double(), sin.double(), None)
-    expected = norm_rope_store.reference(
-        qkv.double(), Projection(*double(projection)), rotation, expected_cache, cache_position
-    )
-    queries = norm_rope_store.kernel(qkv, projection, Rotation(cos, sin, None), cache, cache_position)
-    check(queries[:used], expected[:used])
-    check(cache, expected_cache)
+    check_norm_rope_store(qkv, projection, tables, cache, cache_position, used)
 
 
 @torch.inference_mode()

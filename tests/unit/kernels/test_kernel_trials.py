@@ -3,11 +3,13 @@
 The references take the place of the kernels, so the tests need neither a GPU nor Triton.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
 from adt_core.kernels import attend, choice, gate, linear, norm, norm_rope_store, verdicts
-from adt_core.kernels.attend_trial import Operands
+from tests.unit.kernels.references import as_kernel, float64_kernel
 
 LIKE = torch.zeros(3, 128, dtype=torch.float16)
 WEIGHT = torch.ones(128, 32, dtype=torch.int8)
@@ -22,14 +24,6 @@ CHOICES = {
     norm_rope_store: lambda: norm_rope_store.uses_kernel(LIKE, 2, 1, 64, True, True),
 }
 """For each operation, a function that returns whether the kernel is used."""
-NUM_OPERANDS = {gate: 2, linear: 4, norm: 4}
-"""Number of arguments of the reference, if the kernel has one more."""
-
-
-def float64_kernel(q, keys, values, mask):
-    """Replacement for :func:`adt_core.models.torch_private.far_attention`, which CPUs lack."""
-    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
-    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +43,7 @@ def operation(request, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(attend, "far_attention", float64_kernel)
     monkeypatch.setattr(module, "is_candidate", lambda *_: True)
-
-    def kernel(*given):
-        if module is attend:
-            given = Operands(*given).for_reference()
-        given = given[: NUM_OPERANDS.get(module)]  # without the number of used rows
-        return module.reference(*given)
-
-    monkeypatch.setattr(module, "kernel", kernel)
+    monkeypatch.setattr(module, "kernel", partial(as_kernel, module))
     return module
 
 
@@ -69,36 +56,28 @@ def failing(error):
     return kernel
 
 
-def replace_kernel(monkeypatch, module, change):
-    kernel = module.kernel
-    monkeypatch.setattr(module, "kernel", lambda *given: change(kernel(*given)))
-
-
 @torch.inference_mode()
 def test_a_kernel_without_faults_is_used(operation, caplog):
     assert CHOICES[operation]()
     assert not caplog.records
 
 
+FAULTS = {
+    "wrong values": (lambda y: y * 1.25, "its values differ from PyTorch's by"),
+    "values that depend on the number of rows": (lambda y: y * (1 + len(y) * 2**-16), "are not bitwise equal"),
+    "no compiler": (failing(RuntimeError("no compiler")), "RuntimeError: no compiler"),
+}
+"""Fault -> change of the kernel's result, and a part of the message."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @torch.inference_mode()
-def test_wrong_values_are_detected(operation, monkeypatch, caplog):
-    replace_kernel(monkeypatch, operation, lambda y: y * 1.25)
+def test_faults_are_detected(operation, monkeypatch, caplog, fault):
+    change, message = FAULTS[fault]
+    kernel = operation.kernel
+    monkeypatch.setattr(operation, "kernel", lambda *given: change(kernel(*given)))
     assert not CHOICES[operation]()
-    assert "its values differ from PyTorch's by" in caplog.text
-
-
-@torch.inference_mode()
-def test_results_that_depend_on_the_number_of_rows_are_detected(operation, monkeypatch, caplog):
-    replace_kernel(monkeypatch, operation, lambda y: y * (1 + len(y) * 2**-16))
-    assert not CHOICES[operation]()
-    assert "are not bitwise equal" in caplog.text
-
-
-@torch.inference_mode()
-def test_a_kernel_that_does_not_compile_is_replaced(operation, monkeypatch, caplog):
-    monkeypatch.setattr(operation, "kernel", failing(RuntimeError("no compiler")))
-    assert not CHOICES[operation]()
-    assert "RuntimeError: no compiler" in caplog.text
+    assert message in caplog.text
 
 
 @torch.inference_mode()
@@ -116,15 +95,6 @@ def test_the_choice_does_not_depend_on_small_differences_of_time(operation, monk
     """
     monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.1, 1.0] * (len(functions) // 2))
     assert CHOICES[operation]() == (operation is not linear)
-
-
-@torch.inference_mode()
-def test_a_lack_of_memory_is_no_verdict(operation, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(operation, "kernel", failing(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            CHOICES[operation]()
-    assert CHOICES[operation]()
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

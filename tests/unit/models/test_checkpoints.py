@@ -53,31 +53,31 @@ def test_inspect_lists_missing_misshapen_and_unused_tensors(copied):
     assert found["wrong_shape"] == [f"{misshapen}.weight (64, 95), expected (64, 96)"]
 
 
-def without_companion(name):
-    """Return a function that deletes a file or folder next to the checkpoint."""
+def without(name):
+    """Return a function that deletes a file or folder. Its path is relative to the folder of the checkpoint."""
 
     def change(path):
-        gone = path.parent / name
+        gone = (path if path.is_dir() else path.parent) / name
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
 
     return change
 
 
 @pytest.mark.parametrize(
-    "layout, change, tensors, remedy",
+    "layout, name, tensors, remedy",
     [
-        ("lumina", without_companion("vqgan.ckpt"), "model.vqmodel.decoder.", "put vqgan.ckpt"),
-        ("llamagen", without_companion("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
-        ("llamagen, authors'", without_companion("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
-        ("lumina-mgpt-2", without_companion("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
-        ("liquid", without_companion("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
-        ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
-        ("glm-image", lambda path: (path / "processor" / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
+        ("lumina", "../vqgan.ckpt", "model.vqmodel.decoder.", "put vqgan.ckpt"),
+        ("llamagen", "../vq_ds16_t2i.pt", "codec.", "download vq_ds16_t2i.pt"),
+        ("llamagen, authors'", "t5-ckpt", "t5.", "download google/flan-t5-xl"),
+        ("lumina-mgpt-2", "../movqgan_270M.ckpt", "codec.", "download movqgan_270M.ckpt"),
+        ("liquid", "../vqgan.ckpt", "model.vqmodel.", "put vqgan.ckpt"),
+        ("janus", "tokenizer.json", "", "has no tokenizer.json"),
+        ("glm-image", "processor/tokenizer.json", "", "has no tokenizer.json"),
     ],
 )
-def test_error_for_a_missing_companion_states_the_remedy(copied, layout, change, tensors, remedy):
+def test_error_for_a_missing_companion_states_the_remedy(copied, layout, name, tensors, remedy):
     path = copied(layout)
-    change(path)
+    without(name)(path)
     values = {"name": tensors, "remedy": remedy} if tensors else {}
     with raises_key("tensors.missing" if tensors else "tokenizer.missing", **values):
         load_target(path)
@@ -86,13 +86,16 @@ def test_error_for_a_missing_companion_states_the_remedy(copied, layout, change,
     assert all(name.startswith(tensors) for name in found["missing"]) and bool(found["missing"]) is bool(tensors)
 
 
-def without(name):
-    """Return a function that deletes a file of the checkpoint."""
-    return lambda path: (path / name).unlink()
-
-
 def config(change):
     return lambda path: edit_config(path, change)
+
+
+def without_field(name):
+    return config(lambda c: c.pop(name))
+
+
+def without_token(name):
+    return config(lambda c: c["vocabulary_map"].pop(name))
 
 
 def stage(change):
@@ -145,13 +148,9 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 WRONG = {
     "chameleon": {
         "codes whose ids are not consecutive": (config(swap_codes), "vocabulary.wrong_id", {"code": 2}),
-        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
-        "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "tokens.missing", {"missing": "<s>"}),
-        "no width": (
-            config(lambda c: c.pop("hidden_size")),
-            "config_json.wrong_value",
-            {"problem": "hidden_size is None"},
-        ),
+        "no codec": (without_field("vq_config"), "config_json.no_field", {"name": "vq_config"}),
+        "no vocabulary": (without_field("vocabulary_map"), "tokens.missing", {"missing": "<s>"}),
+        "no width": (without_field("hidden_size"), "config_json.wrong_value", {"problem": "hidden_size is None"}),
         "a wrong shape": (
             tensors(lambda t: t.update({DOWN: torch.zeros(64, 95)})),
             "tensor.wrong_shape",
@@ -171,18 +170,10 @@ WRONG = {
             "config_json.vocabulary",
             {"vocab_size": 155010, "codes": 40},
         ),
-        "a codec without channels": (
-            empty_codec,
-            "codec.shapes",
-            {},
-        ),
+        "a codec without channels": (empty_codec, "codec.shapes", {}),
     },
     "liquid": {
-        "the tokenizer of Gemma": (
-            rename("<boi>", "<unused0>"),
-            "tokenizer.lacks",
-            {"missing": "<boi>"},
-        ),
+        "the tokenizer of Gemma": (rename("<boi>", "<unused0>"), "tokenizer.lacks", {"missing": "<boi>"}),
         "too small a vocabulary": (
             config(lambda c: c.update(vocab_size=256010)),
             "config_json.vocabulary",
@@ -203,27 +194,19 @@ WRONG = {
     },
     "emu3": {
         "only one shard": (keep_only_one_shard, "tensors.missing", {"more": "remark.more"}),
-        "no end-of-row token": (
-            config(lambda c: c["vocabulary_map"].pop("<|extra_200|>")),
-            "tokens.missing",
-            {"missing": "<|extra_200|>"},
-        ),
-        "a missing code": (
-            config(lambda c: c["vocabulary_map"].pop("<|visual token 000007|>")),
-            "vocabulary.names",
-            {},
-        ),
+        "no end-of-row token": (without_token("<|extra_200|>"), "tokens.missing", {"missing": "<|extra_200|>"}),
+        "a missing code": (without_token("<|visual token 000007|>"), "vocabulary.names", {}),
         "more codes": (
             config(lambda c: c["vq_config"].update(codebook_size=50)),
             "emu3.other_codes",
             {"count": 40, "codes": 50},
         ),
-        "no decoder": (config(lambda c: c.pop("text_config")), "config_json.no_field", {"name": "text_config"}),
-        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
+        "no decoder": (without_field("text_config"), "config_json.no_field", {"name": "text_config"}),
+        "no codec": (without_field("vq_config"), "config_json.no_field", {"name": "vq_config"}),
     },
     "janus": {
         "another tokenizer": (rename(janus.BEGIN_IMAGE, "<other>"), "tokenizer.lacks", {"missing": janus.BEGIN_IMAGE}),
-        "no codec": (config(lambda c: c.pop("vq_config")), "config_json.no_field", {"name": "vq_config"}),
+        "no codec": (without_field("vq_config"), "config_json.no_field", {"name": "vq_config"}),
     },
     "janus, deepseek": {"no shard": (without("pytorch_model-00002-of-00002.bin"), "model.incomplete", {})},
     "llamagen, authors'": {
@@ -231,7 +214,7 @@ WRONG = {
             cut_an_attention,
             "tensor.wrong_shape",
             {"name": "layers.1.attention.wqkv.weight", "stored": (383, 128), "shape": (384, 128)},
-        ),
+        )
     },
 }
 """(layout, problem) -> function that changes the files, key of the expected error, and some of its values."""
@@ -255,10 +238,7 @@ def test_lumina_requires_its_size_token(copied):
 
 @pytest.mark.parametrize("place", ["", "Anole-7b-v0.1-hf", "beside"])
 def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
-    """Conversions of Chameleon lack the image decoder. Meta's published file contains it.
-
-    The loader must find this file in the checkpoint's folder and in its parent folder, but not in other folders.
-    """
+    """Conversions of Chameleon lack the image decoder. The loader must find it in this folder and in the one above."""
     path = copied("chameleon")
     reference = load_target(path)
     stored = load_file(path / "model.safetensors")

@@ -12,17 +12,12 @@ from adt_core.models.reading.checkpoint import Checkpoint, with_scales
 from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.raising import raises_key
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.tiny import write_tiny_drafter
 
 # imported before the tests run, because the import needs seconds
 pytest.importorskip("transformers.models.t5.modeling_t5")
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
-
-
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
 
 
 def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None) -> None:
@@ -33,16 +28,24 @@ def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None)
     save_file(tensors, file)
 
 
-@pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"])
-@pytest.mark.parametrize("value, found", [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
-def test_damaged_numbers_of_the_decoder(target, name, value, found):
-    """The damaged number is in the last row of the head. This row belongs to a text token, which isn't used.
+DECODER = (UP, "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")
+CODEC = ("quantize.embedding.weight", "decoder.conv_out.bias", "encoder.conv_in.weight")
+FOUND = {math.nan: "NaN", math.inf: "infinity", -math.inf: "infinity"}
 
-    The number must be reported nevertheless, because it shows that the file is damaged.
-    """
+
+@pytest.mark.parametrize(
+    "name, value, weights",
+    [
+        *((name, value, None) for name in DECODER for value in FOUND),
+        *((f"model.vqmodel.{name}", math.nan, None) for name in CODEC),
+        *((UP, math.nan, weights) for weights in ("int8", "fp8", "int4")),
+    ],
+)
+def test_damaged_numbers_of_decoder_and_codec(target, name, value, weights):
+    """The last row of the head belongs to a text token, which isn't used. It shows that the file is damaged, too."""
     spoil(target / WEIGHTS, name, value)
-    with raises_key("tensor.not_finite", file=WEIGHTS, name=name, found=found):
-        load_target(target)
+    with raises_key("tensor.not_finite", file=WEIGHTS, name=name, found=FOUND[value]):
+        load_target(target, weights=weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
@@ -51,13 +54,6 @@ def test_damaged_numbers_in_every_dtype(target, dtype):
     load_target(target)
     spoil(target / WEIGHTS, UP, math.nan)
     with raises_key("tensor.not_finite", found="NaN"):
-        load_target(target)
-
-
-@pytest.mark.parametrize("name", ["quantize.embedding.weight", "decoder.conv_out.bias", "encoder.conv_in.weight"])
-def test_damaged_numbers_of_the_codec(target, name):
-    spoil(target / WEIGHTS, f"model.vqmodel.{name}", math.nan)
-    with raises_key("tensor.not_finite", file=WEIGHTS, name=f"model.vqmodel.{name}", found="NaN"):
         load_target(target)
 
 
@@ -70,19 +66,11 @@ def test_damaged_numbers_of_a_drafter(target, tmp_path, name):
 
 
 def test_damaged_numbers_of_a_text_encoder(tmp_path):
-    """The error must contain the path of the encoder's file, and the name of the tensor in this file."""
     folder = write_hugging_face(tmp_path)
     file = next(tmp_path.rglob(f"flan-t5-xl/{WEIGHTS}"))
     spoil(file, "shared.weight", math.nan)
     with raises_key("tensor.not_finite", file=file, name="shared.weight", found="NaN"):
         load_target(folder)
-
-
-@pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
-def test_damaged_numbers_of_weights_that_are_quantised(target, weights):
-    spoil(target / WEIGHTS, UP, math.nan)
-    with raises_key("tensor.not_finite", file=WEIGHTS, name=UP, found="NaN"):
-        load_target(target, weights=weights)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -111,6 +99,8 @@ def test_a_damaged_pickle(target):
 
 
 def test_numbers_that_do_not_fit_float16(target):
+    spoil(target / WEIGHTS, UP, 65504.0)
+    load_target(target, dtype=torch.float16)
     spoil(target / WEIGHTS, UP, 70000.0)
     load_target(target)
     load_target(target, dtype=torch.bfloat16)
@@ -125,11 +115,6 @@ def test_the_error_names_the_joined_tensor_with_the_large_number(target):
     spoil(target / WEIGHTS, name, -1e5)
     with raises_key("tensor.too_large", file=WEIGHTS, name=name, dtype="float16"):
         load_target(target, dtype=torch.float16)
-
-
-def test_the_largest_numbers_of_float16_fit(target):
-    spoil(target / WEIGHTS, UP, 65504.0)
-    load_target(target, dtype=torch.float16)
 
 
 def test_numbers_that_do_not_fit_bfloat16_or_float32(target):

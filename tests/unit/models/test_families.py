@@ -33,10 +33,7 @@ def models(written, tmp_path_factory):
 
 
 def test_janus_prompt_is_the_published_conversation(models):
-    """The unconditional row (for guidance) must keep the first and the last token of the prompt.
-
-    Padding replaces the tokens between them.
-    """
+    """In the unconditional row, padding replaces all tokens except the first and the last one."""
     target, _ = models("janus")
     prompt = target.encode_prompt("  a cat\n")
     ids = target.prompter.vocabulary
@@ -181,9 +178,7 @@ def test_a_model_in_one_file(written, tmp_path, family):
     one = load_target(file)
     reference = load_target(folder)
     assert one.family == family and one.encode_prompt("a cat") == reference.encode_prompt("a cat")
-    for part in ("decoder", "codec"):
-        pairs = zip(
-            getattr(one, part).state_dict().values(), getattr(reference, part).state_dict().values(), strict=True
-        )
+    for found, expected in ((one.decoder, reference.decoder), (one.codec, reference.codec)):
+        pairs = zip(found.state_dict().values(), expected.state_dict().values(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
     assert inspect(str(file))[0]["left_over"] == []

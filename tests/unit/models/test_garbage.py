@@ -28,11 +28,6 @@ def tiny(tmp_path_factory):
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "target")
 
 
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
-
-
 @pytest.mark.parametrize("write, name", [(write_tiny_checkpoint, "Anole"), (write_lumina, "Lumina-mGPT-34B-512")])
 def test_swin_norm(tmp_path, write, name):
     folder = write(tmp_path / name)
@@ -41,28 +36,19 @@ def test_swin_norm(tmp_path, write, name):
         load_target(folder)
 
 
-NAMES = (
-    "model.layers.0.mlp.up_proj.scale_weight",
-    "model.layers.0.mlp.up_proj.weight_scale_inv",
-    "model.layers.0.mlp.up_proj.weight_scale",
-    "model.layers.0.mlp.up_proj.input_scale",
-    "model.layers.0.mlp.up_proj.comfy_quant",
-    "scaled_fp8",
-    "model.layers.0.mlp.up_proj.qweight",
-    "model.layers.0.mlp.up_proj.scales",
-    "model.layers.0.mlp.up_proj.SCB",
-    "model.layers.0.mlp.up_proj.weight.absmax",
-    "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4",
-    "model.layers.0.mlp.up_proj.weight_packed",
-    "model.layers.0.mlp.up_proj.weight._scale",
-    "model.layers.0.mlp.gate_up_proj_blocks",
+UP = "model.layers.0.mlp.up_proj"
+SCALES = (
+    *("scale_weight", "weight_scale_inv", "weight_scale", "input_scale", "comfy_quant", "qweight", "scales", "SCB"),
+    *("weight.absmax", "weight.quant_state.bitsandbytes__nf4", "weight_packed", "weight._scale"),
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*(f"{UP}.{scale}" for scale in SCALES), "scaled_fp8", "model.layers.0.mlp.gate_up_proj_blocks"]
+)
 def test_weights_with_separate_scales(tmp_path, name):
     """If the scales were ignored, the model would generate entirely different codes."""
-    save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
+    save_file({f"{UP}.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
     with raises_key("model.quantised", sign="it has the tensor"):
         Checkpoint(tmp_path)
 
@@ -86,16 +72,14 @@ def test_scales_in_every_part_of_a_model(tmp_path, tiny):
 
 @pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "F8_E8M0", "C64", "I8"])
 def test_dtypes_that_are_not_weights(target, kind):
-    """Dtypes such as float8_e8m0 must neither load silently nor raise an unexpected error."""
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors = {key: (value.shape, value.numpy().tobytes()) for key, value in load_file(target / WEIGHTS).items()}
+    name = f"{UP}.weight"
+    bits = {"F4": 4, "F6_E2M3": 6, "C64": 64}.get(kind, 8)
     header = {}
     content = b""
-    for key, (shape, numbers) in tensors.items():
-        bits = {"F4": 4, "F6_E2M3": 6, "C64": 64}.get(kind, 8)
-        numbers = bytes(shape.numel() * bits // 8) if key == name else numbers
+    for key, value in load_file(target / WEIGHTS).items():
+        numbers = bytes(value.numel() * bits // 8) if key == name else value.numpy().tobytes()
         place = [len(content), len(content) + len(numbers)]
-        header[key] = {"dtype": kind if key == name else "F32", "shape": list(shape), "data_offsets": place}
+        header[key] = {"dtype": kind if key == name else "F32", "shape": list(value.shape), "data_offsets": place}
         content += numbers
     text = json.dumps(header).encode()
     (target / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content)
@@ -105,13 +89,12 @@ def test_dtypes_that_are_not_weights(target, kind):
 
 @pytest.mark.parametrize("scale", ["scale", "wscale", "weight.scale_2", "act_scale"])
 def test_fp8_with_scales_of_any_name(target, scale):
-    name = "model.layers.0.mlp.up_proj.weight"
     tensors = load_file(target / WEIGHTS)
-    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{UP}.weight"] = tensors[f"{UP}.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, target / WEIGHTS)
     load_target(target)  # fp8 without scales: the numbers are the weights
-    save_file({**tensors, f"{name.removesuffix('weight')}{scale}": torch.ones(1)}, target / WEIGHTS)
-    with raises_key("tensor.scaled", name=name, dtype="F8_E4M3"):
+    save_file({**tensors, f"{UP}.{scale}": torch.ones(1)}, target / WEIGHTS)
+    with raises_key("tensor.scaled", name=f"{UP}.weight", dtype="F8_E4M3"):
         load_target(target)
 
 
@@ -130,14 +113,8 @@ def test_fields_that_change_the_computation(target, name, value):
 
 
 def test_fields_with_their_default_meaning():
-    usual = {
-        "hidden_act": "silu",
-        "rope_scaling": None,
-        "attention_bias": False,
-        "head_dim": 16,
-        "sliding_window": None,
-    }
-    check_supported({**usual, "hidden_size": 64, "num_attention_heads": 4}, "it")
+    usual = {"hidden_act": "silu", "rope_scaling": None, "attention_bias": False, "sliding_window": None}
+    check_supported({**usual, "head_dim": 16, "hidden_size": 64, "num_attention_heads": 4}, "it")
     for rope in ({"rope_type": "default"}, {"rope_type": "default", "type": "default", "rope_theta": 1e6}, {}):
         check_supported({"rope_scaling": rope, "rope_parameters": rope}, "it")
     check_supported({"sliding_window": 4096, "use_sliding_window": False, "logit_scale": 1.0}, "it")

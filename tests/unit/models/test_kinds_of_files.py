@@ -27,11 +27,6 @@ needs_links = pytest.mark.skipif(not hasattr(os, "symlink") or os.name == "nt", 
 
 
 @pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
-
-
-@pytest.fixture
 def drafter(tmp_path, target):
     return write_tiny_drafter(tmp_path / "drafter", target)
 
@@ -203,10 +198,7 @@ def authors(tensors: dict) -> dict:
 
 
 def vllms(tensors: dict) -> dict:
-    """Return a drafter's tensors in vLLM's layout.
-
-    The layer is the same as in EAGLE-1, with one additional norm.
-    """
+    """Return a drafter's tensors in vLLM's layout. The layer is the same as in EAGLE-1, with one additional norm."""
     return tensors | {"layers.0.hidden_norm.weight": torch.ones(len(tensors["fc.weight"]))}
 
 

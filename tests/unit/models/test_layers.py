@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
 from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
-from adt_core.kernels.attend_trial import Operands
 from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
@@ -20,6 +19,7 @@ from adt_core.models.target import EncodedPrompt
 from tests.layouts.janus import write_janus
 from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.unit.kernels.references import as_kernel
 
 
 def forwards(network, check=None, tokens=5):
@@ -73,10 +73,7 @@ def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
 
 
 def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
-    """torch's fast kernels don't support grouped heads with a mask.
-
-    The queries of a group are therefore passed as additional queries of one head. All layers must use the same mask.
-    """
+    """torch's fast kernels don't support grouped heads with a mask. All layers must use the same mask."""
     calls = []
     attention = attend.attention
 
@@ -132,10 +129,7 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 @pytest.mark.parametrize("near, most", [(None, 19), (4, 23)], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near, most):
-    """The mode pads rows to a tile, and computes attention to far keys and to near keys separately.
-
-    Only attention to far keys uses torch's kernel.
-    """
+    """The mode pads rows to a tile, and attends to far keys, with torch's kernel, and to near keys separately."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
@@ -161,9 +155,7 @@ def replace_kernels(monkeypatch, operations):
     def launching(module, count):
         def kernel(*given):
             before = list(operations.names)
-            if module is attend:
-                given = Operands(*given).for_reference()
-            result = module.reference(*given[: {gate: 2, linear: 4, norm: 4}.get(module)])  # computes all rows
+            result = as_kernel(module, *given)
             operations.names[:] = [*before, *[module.__name__] * count]
             return result
 

@@ -71,7 +71,6 @@ def test_the_unconditional_row_hides_as_many_tokens_as_the_caption(target):
 
 
 def test_a_long_caption_is_truncated_as_in_training(target):
-    """The first 119 tokens and the end token must remain, and a note must report the truncation."""
     cut = target.encode_prompt("fox " * 40)
     complete = target.encode_prompt(("fox " * 40)[:119])
     assert cut.note == (
@@ -95,11 +94,8 @@ def test_a_folder_of_several_stages(folder):
 
 
 def test_classes_of_imagenet(tmp_path):
-    tensors = {
-        "tok_embeddings.weight": torch.zeros(4, 64),
-        "cls_embedding.embedding_table.weight": torch.zeros(1001, 64),
-    }
-    torch.save({"model": tensors}, tmp_path / "c2i_B_256.pt")
+    names = "tok_embeddings.weight", "cls_embedding.embedding_table.weight"
+    torch.save({"model": {name: torch.zeros(9, 64) for name in names}}, tmp_path / "c2i_B_256.pt")
     with raises_key("llamagen.classes", path="c2i_B_256.pt"):
         load_target(tmp_path / "c2i_B_256.pt")
 
@@ -107,9 +103,8 @@ def test_classes_of_imagenet(tmp_path):
 def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
     with raises_key("drafter.other_family", path="network2", model="t2i_XL_stage1_256.pt"):
         load_drafter(folder / "network2", target)
-    other = write_tiny_checkpoint(
-        tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE
-    )
+    shape = {"hidden": layout.HIDDEN, "heads": layout.HEADS, "intermediate": layout.WIDE}
+    other = write_tiny_checkpoint(tmp_path / "chameleon", **shape)
     foreign = write_tiny_drafter(tmp_path / "foreign", other)
     with raises_key("drafter.other_sizes", path="foreign", width=128):
         load_drafter(foreign, target)

@@ -35,17 +35,16 @@ ANOLE = dict(
 )
 
 
+VOCABULARY = {image_token(code): code + 4 for code in range(8192)}
+VOCABULARY |= {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+VOCABULARY |= {"<eoss>": 8196, "<racm3:break>": 8197, "<reserved08706>": 8710, "<image>": 8711}
+
+
 def write_sparse(folder: Path, shape: dict, shards: int) -> int:
     """Write a checkpoint in Anole's layout as sparse files of zeros. Return the size of its weights in bytes."""
     folder.mkdir()
-    others = {
-        "model_type": "chameleon",
-        "vocabulary_map": anoles_vocabulary(),
-        "vq_config": {},
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-    }
+    others = {"model_type": "chameleon", "vocabulary_map": VOCABULARY, "vq_config": {}}
+    others |= {"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(shape | others), encoding="utf-8")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     sizes = anoles_tensors(shape)
@@ -61,20 +60,6 @@ def write_sparse(folder: Path, shape: dict, shards: int) -> int:
     return total
 
 
-def anoles_vocabulary() -> dict[str, int]:
-    return {
-        "<s>": 0,
-        "<pad>": 1,
-        "</s>": 2,
-        "<unk>": 3,
-        **{image_token(code): code + 4 for code in range(8192)},
-        "<eoss>": 8196,
-        "<racm3:break>": 8197,
-        "<reserved08706>": 8710,
-        "<image>": 8711,
-    }
-
-
 def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
     """Return the size of each tensor of a model with this shape. Keys are tensor names."""
     h = shape["hidden_size"]
@@ -85,12 +70,10 @@ def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
     for i in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         tensors |= {f"{layer}.self_attn.{x}_proj.weight": (h, h) for x in "qkvo"}
-        tensors |= {
-            f"{layer}.self_attn.{x}_norm.{kind}": (heads, h // heads) for x in "qk" for kind in ("weight", "bias")
-        }
-        tensors |= {f"{layer}.mlp.{x}_proj.weight": (wide, h) for x in ("gate", "up")} | {
-            f"{layer}.mlp.down_proj.weight": (h, wide)
-        }
+        norms = [f"{layer}.self_attn.{x}_norm.{kind}" for x in "qk" for kind in ("weight", "bias")]
+        tensors |= dict.fromkeys(norms, (heads, h // heads))
+        tensors |= {f"{layer}.mlp.{x}_proj.weight": (wide, h) for x in ("gate", "up")}
+        tensors[f"{layer}.mlp.down_proj.weight"] = (h, wide)
         tensors |= {f"{layer}.{x}.weight": (h,) for x in ("input_layernorm", "post_attention_layernorm")}
     with torch.device("meta"):
         codec = VQModel(VQConfig())
@@ -142,10 +125,7 @@ def test_inspect_states_the_memory_that_a_decoding_requires(tiny, weights):
 
 
 def move_as_comfyui_does(module):
-    """Set ``param.data`` outside of inference mode, like ComfyUI's ModelPatcher.
-
-    Change the dtype instead of the device.
-    """
+    """Set ``param.data`` outside of inference mode, like ComfyUI's ModelPatcher, but change the dtype."""
     for parameter in module.parameters():
         assert not parameter.is_inference()
         parameter.data = parameter.data.to(torch.float64)
@@ -200,10 +180,7 @@ print(sum(part.numel() * part.element_size() for part in parts), memory("VmRSS")
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's accounting")
 @pytest.mark.parametrize("weights", ["", "int8"], ids=["as stored", "int8"])
 def test_peak_memory_of_loading(tmp_path, weights):
-    """Loading 1.6 GB in three shards may need the memory of the weights and of one shard.
-
-    A second copy, or a float32 copy of a quantised matrix, would need more.
-    """
+    """Loading 1.6 GB in three shards may need the memory of the weights and of one shard, but no second copy."""
     write_sparse(tmp_path / "anole", {**ANOLE, "num_hidden_layers": 1}, shards=3)
     largest = max(file.stat().st_size for file in (tmp_path / "anole").glob("*.safetensors"))
     command = [sys.executable, "-c", PEAK, str(tmp_path / "anole"), weights]

@@ -34,8 +34,7 @@ def absent(name):
 
 
 @pytest.mark.parametrize(
-    "name, library, package",
-    [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")],
+    "name, library, package", [("psutil", "psutil", "psutil"), ("PIL", "PIL", "pillow"), ("tqdm.auto", "tqdm", "tqdm")]
 )
 def test_a_missing_library_is_named(name, library, package):
     error = library_error(absent(name))
@@ -44,20 +43,17 @@ def test_a_missing_library_is_named(name, library, package):
 
 
 @pytest.mark.parametrize(
-    "error, library",
+    "text, name, library",
     [
-        (
-            ImportError("DLL load failed while importing _safetensors_rust", name="safetensors._safetensors_rust"),
-            "safetensors",
-        ),
-        (ImportError("cannot import name 'Tokenizer' from 'tokenizers'", name="tokenizers"), "tokenizers"),
+        ("DLL load failed while importing _safetensors_rust", "safetensors._safetensors_rust", "safetensors"),
+        ("cannot import name 'Tokenizer' from 'tokenizers'", "tokenizers", "tokenizers"),
     ],
 )
-def test_a_broken_library_is_named(error, library):
-    found = library_error(error)
+def test_a_broken_library_is_named(text, name, library):
+    found = library_error(ImportError(text, name=name))
     command = pip_install(f"--upgrade {library}")
     assert found.key == "library.broken"
-    assert found.parameters == {"library": library, "reason": str(error), "command": command}
+    assert found.parameters == {"library": library, "reason": text, "command": command}
 
 
 @pytest.mark.parametrize(

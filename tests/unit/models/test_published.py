@@ -16,7 +16,7 @@ from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
 from adt_core.recipe import Placement
 from adt_core.run.images import read_settings
-from tests.command import read_grids
+from tests.command import read_grids, words
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,11 +47,8 @@ def figures(settings):
 
 
 def test_targets_have_published_settings(tiny):
-    assert (
-        load_target(tiny / "target").published_sampling
-        == load.FAMILIES[0].sampling
-        == published_sampling(tiny / "target")
-    )
+    found = load_target(tiny / "target").published_sampling, published_sampling(tiny / "target")
+    assert found == (load.FAMILIES[0].sampling,) * 2
     assert load_target().published_sampling[:5] == published_sampling("bundled")[:5] == (2.0, 0.6, 0, 1.0, "")
 
 
@@ -80,12 +77,7 @@ def test_images_are_reproduced_with_their_settings(generate, monkeypatch):
 def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
     def tokens(*options):
         saved, path = generate("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
-        return (
-            figures(saved),
-            saved["prompt"],
-            read_grids(tmp_path / "t.json")[-1],
-            path,
-        )
+        return (figures(saved), saved["prompt"], read_grids(tmp_path / "t.json")[-1], path)
 
     usual = tokens()
     assert usual[:2] == ((3.0, 1.0, 2048, 1.0, SUFFIX), "a cat")
@@ -105,16 +97,12 @@ def test_blank_prompts_get_no_suffix():
 def test_negative_prompts_get_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
 
-    def codes(prompt, **words):
-        recipe = Recipe(Sampling(seed=3, guidance_scale=3.0), Drafting(PLAIN), **words)
+    def codes(prompt, negative_prompt, suffix=""):
+        texts = {"negative_prompt": negative_prompt, "suffix": suffix}
+        recipe = Recipe(Sampling(seed=3, guidance_scale=3.0), Drafting(PLAIN), **texts)
         return Pipeline(target, recipe).decoding([prompt]).run().codes.tolist()
 
-    made = codes("a cat", negative_prompt="fog", suffix=SUFFIX)
-    assert (
-        made
-        == codes(f"a cat{SUFFIX}", negative_prompt="fog")
-        != codes(f"a cat{SUFFIX}", negative_prompt=f"fog{SUFFIX}")
-    )
+    assert codes("a cat", "fog", SUFFIX) == codes(f"a cat{SUFFIX}", "fog") != codes(f"a cat{SUFFIX}", f"fog{SUFFIX}")
 
 
 def test_benchmarks_use_the_published_settings(tiny, tmp_path):
@@ -130,14 +118,8 @@ def test_benchmarks_use_the_published_settings(tiny, tmp_path):
 
 def test_training_uses_the_published_settings(emu3, tmp_path):
     (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)), encoding="utf-8")
-    given = {
-        "model": emu3,
-        "prompts": tmp_path / "p.txt",
-        "output": tmp_path / "out",
-        "validation-prompts": 2,
-        "training-batch-size": 2,
-    }
-    _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
+    given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out"}
+    _, options = cli.parse(words("train-drafter", **given, validation_prompts=2, training_batch_size=2))
     given = {"model": options["model"]}
     plan = drafter.plan(
         TrainingDataArgs.of(options), TrainingArgs.of(options), TrainingOutputArgs.of(options), given, Placement()

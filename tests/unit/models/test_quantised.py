@@ -44,10 +44,7 @@ def bundled():
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind, bundled):
-    """The error is the root mean square difference, relative to the standard deviation of the logits.
-
-    For bfloat16, this error is 0.014.
-    """
+    """The error is the root mean square, relative to the standard deviation of the logits. It is 0.014 in bfloat16."""
     codes, true = bundled
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
@@ -113,21 +110,17 @@ def test_int4_weights_without_their_kernel_are_refused_before_files_are_read(gpu
     assert ("triton-windows" in str(error.value)) is (reason == "no Triton")
 
 
-@pytest.mark.parametrize("kind", [None, *KINDS])
-def test_weights_are_accepted_if_the_kernel_of_int4_has_run(gpu, kind):
-    gpu()
-    quantised.check_device(kind, torch.device("cuda"), torch.float16)
-
-
-@pytest.mark.parametrize("kind", [None, "int8", "fp8"])
-def test_other_weights_need_no_kernel(gpu, kind):
-    gpu("no Triton")
-    quantised.check_device(kind, torch.device("cuda"), torch.float32)
-
-
-def test_int4_weights_on_a_cpu_need_no_kernel(gpu):
-    gpu("no Triton")
-    quantised.check_device("int4", CPU, torch.float32)
+@pytest.mark.parametrize(
+    "kind, device, reason, dtype",
+    [
+        *((kind, "cuda", "", torch.float16) for kind in (None, *KINDS)),
+        *((kind, "cuda", "no Triton", torch.float32) for kind in (None, "int8", "fp8")),
+        ("int4", "cpu", "no Triton", torch.float32),
+    ],
+)
+def test_weights_are_accepted_if_the_kernel_of_int4_has_run_or_is_not_needed(gpu, kind, device, reason, dtype):
+    gpu(reason)
+    quantised.check_device(kind, torch.device(device), dtype)
 
 
 def test_int4_weights_are_refused_if_the_kernel_fails_with_the_weights_of_the_model(runtime):
@@ -147,52 +140,43 @@ def test_int4_weights_are_refused_after_comfyui_has_moved_them_to_a_gpu_without_
     assert checked == [("int4", CPU, torch.float32)]
 
 
+def matrices(rounded, full):
+    """Return each quantised matrix with its scale and the matrix of which it was made."""
+    layers = zip(rounded.decoder.layers, full.decoder.layers)
+    pairs = [(layer, original, name) for layer, original in layers for name in MATRICES]
+    return [(getattr(a, name), getattr(a, f"{name}_scale"), getattr(b, name)) for a, b, name in pairs]
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_matrices_have_one_byte_per_weight(tiny, kind):
-    plain = load_target(tiny / "target")
-    rounded = load_target(tiny / "target", weights=kind)
-    for layer, original in zip(rounded.decoder.layers, plain.decoder.layers):
-        for name in MATRICES:
-            stored = getattr(layer, name)
-            scale = getattr(layer, f"{name}_scale")
-            weight = getattr(original, name)
-            assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
-            step = {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
-            assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
+    for stored, scale, weight in matrices(load_target(tiny / "target", weights=kind), load_target(tiny / "target")):
+        assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
+        step = {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
+        assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
 
 
 def test_int4_has_half_a_byte_per_weight_and_four_bytes_per_group(tiny):
     plain = load_target(tiny / "target")
     rounded = load_target(tiny / "target", weights="int4")
-    for layer, original in zip(rounded.decoder.layers, plain.decoder.layers):
-        for name in MATRICES:
-            weight = getattr(original, name)
-            stored = getattr(layer, name)
-            scale = getattr(layer, f"{name}_scale")
-            groups = -(-len(weight) // int4.GROUP) * weight.shape[1]
-            assert stored.nbytes == 32 * groups and scale.nbytes == 4 * groups
-            error = int4.unpack(stored, scale, torch.float32)[: len(weight)] - weight
-            assert 0 < error.abs().max() <= weight.abs().max() / 14
+    for stored, scale, weight in matrices(rounded, plain):
+        groups = -(-len(weight) // int4.GROUP) * weight.shape[1]
+        assert stored.nbytes == 32 * groups and scale.nbytes == 4 * groups
+        error = int4.unpack(stored, scale, torch.float32)[: len(weight)] - weight
+        assert 0 < error.abs().max() <= weight.abs().max() / 14
     assert rounded.decoder.weights == "int4" and rounded.decoder.embedding.equal(plain.decoder.embedding)
 
 
 def test_int4_is_read_from_a_checkpoint_in_shards(tmp_path):
-    """The matrices of a bfloat16 checkpoint in two files must be stored as if they were quantised one by one.
-
-    q, k and v, and gate and up, are separate tensors of the checkpoint. They may be in different files.
-    """
+    """Parts of a matrix, such as q, k and v, may be in different files. They must be quantised as one matrix."""
     path = write_lumina(tmp_path / "Lumina-mGPT-7B-768", scale=3.0)
     assert len(list(path.glob("*.safetensors"))) == 2
     plain = load_target(path, dtype=torch.bfloat16)
     rounded = load_target(path, dtype=torch.bfloat16, weights="int4")
     assert rounded.decoder.dtype == torch.bfloat16
-    full = load_target(path)
-    for layer, original in zip(rounded.decoder.layers, full.decoder.layers):
-        for name in MATRICES:
-            weight = getattr(original, name)
-            stored, scale = int4.empty(*weight.shape, weight.device)
-            quantised.store(stored, scale, weight)
-            assert getattr(layer, name).equal(stored) and getattr(layer, f"{name}_scale").equal(scale)
+    for stored, scale, weight in matrices(rounded, load_target(path)):
+        expected = int4.empty(*weight.shape, weight.device)
+        quantised.store(*expected, weight)
+        assert stored.equal(expected[0]) and scale.equal(expected[1])
     names = dict(plain.decoder.named_parameters())
     kept = {name: part for name, part in rounded.decoder.named_parameters() if part.dtype != torch.uint8}
     assert kept.keys() == {name for name in names if name.rpartition(".")[2] not in MATRICES}
@@ -302,10 +286,7 @@ def digits(runtime, monkeypatch):
 @HALVES
 @BYTES
 def test_on_a_gpu_a_product_reads_only_the_stored_bytes(digits, kind, dtype):
-    """Traffic may be at most 1.3 times the stored bytes.
-
-    On a CPU the weight would be converted, which counts as traffic.
-    """
+    """On a CPU the weight would be converted, which counts as traffic."""
     stored, scale, x = stored_weight(kind, 256, 512)
     read = []
     for given in (x.to(dtype), x.to(dtype).as_subclass(OnGPU)):
@@ -347,10 +328,7 @@ def test_digits_are_as_accurate_as_converted_weights(digits, kind, dtype, rows):
 
 @pytest.mark.parametrize("kind, rows", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
 def test_sums_of_integers_need_no_tiles(digits, monkeypatch, kind, rows):
-    """The order of integer sums doesn't change the result.
-
-    Other sums must be checked before they are used without tiles.
-    """
+    """The order doesn't change the result. Other sums must be checked before they are used without tiles."""
     stored, scale, x = stored_weight(kind, 256, 512)
     multiply = mock.Mock(side_effect=digits.quantised_matmul)
     monkeypatch.setattr(layers, "quantised_matmul", multiply)
@@ -368,10 +346,7 @@ def test_required_memory_on_a_cpu_does_not_include_a_converted_weight(tiny):
 @HALVES
 @BYTES
 def test_digits_represent_an_activation(digits, kind, dtype):
-    """fp8 digits must represent the activation exactly.
-
-    For int8 digits, the error may be 2 ** -14 of the row's largest element.
-    """
+    """fp8 digits must be exact. The error of int8 digits may be 2 ** -14 of the row's largest element."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     one = torch.eye(64).to(QUANTISED[kind]).t()
     scale = torch.ones(64)
@@ -441,6 +416,5 @@ def test_a_check_that_runs_out_of_memory_is_repeated(digits, monkeypatch, caplog
     with pytest.raises(torch.cuda.OutOfMemoryError):
         digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
     digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
-    assert working.call_count == 2 + len(digits._CHECKED_ROWS) and not caplog.records, (
-        "the check is repeated, and then digits are used"
-    )
+    assert working.call_count == 2 + len(digits._CHECKED_ROWS), "the check is repeated, and then digits are used"
+    assert not caplog.records

@@ -25,9 +25,8 @@ def by_hand(weight, scale):
     (n, m) = weight.shape
     for row in range(n):
         for column in range(m):
-            at = {0: (), 1: (row if len(scale) == n else 0,) if scale.ndim else (), 2: None}.get(scale.ndim)
-            if at is None:
-                at = (row, 0) if scale.shape == (n, 1) else (row // 128, column // 128)
+            places = {(): (), (1,): (0,), (n,): (row,), (n, 1): (row, 0)}
+            at = places.get(tuple(scale.shape), (row // 128, column // 128))
             made[row, column] = float(weight[row, column]) * float(scale[at])
     return made
 

@@ -154,22 +154,8 @@ def test_padding_and_templates_are_ignored(tmp_path):
     assert encode(load_tokenizer(tmp_path), "It", "T5").tokens == ["▁", "I", "t"]
 
 
-SLOW = [
-    r"(a+)+b",
-    r"(a|a)*b",
-    r"\s+x",
-    r"a+b",
-    r"a*",
-    r"",
-    r"(a)\1",
-    r"[[a]b]",
-    r"[a",
-    r"(?=a)b",
-    r".*a",
-    r"[ab]+c",
-    r"[^ab]+[ab]",
-    "[" + "a" * 2001 + "]+",
-]
+SLOW = [r"(a+)+b", r"(a|a)*b", r"\s+x", r"a+b", r"a*", r"", r"(a)\1", r"[[a]b]", r"[a", r"(?=a)b", r".*a"]
+SLOW += [r"[ab]+c", r"[^ab]+[ab]", "[" + "a" * 2001 + "]+"]
 
 
 @pytest.mark.parametrize("pattern", SLOW, ids=range(len(SLOW)))

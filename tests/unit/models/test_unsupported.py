@@ -53,16 +53,18 @@ def test_a_path_in_quotation_marks(tmp_path, marks):
     check_refused(f"{marks[0]}{tmp_path}{marks[1]}", "path.quoted")
 
 
-@pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
-def test_image_files(tmp_path, name):
-    (tmp_path / name).write_bytes(b"\x89PNG")
-    check_refused(tmp_path / name, "model.is_image")
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
-def test_text_files(tmp_path, name):
-    (tmp_path / name).write_text("{}", encoding="utf-8")
-    check_refused(tmp_path / name, "model.is_text")
+@pytest.mark.parametrize(
+    "name, content, chosen, key",
+    [
+        *((name, b"\x89PNG", name, "model.is_image") for name in ("cat.png", "cat.JPG")),
+        *((name, b"{}", name, "model.is_text") for name in ("tokenizer.json", "README.md")),
+        *(("anole.gguf", b"GGUF", chosen, "model.gguf") for chosen in ("anole.gguf", "")),
+        ("model_index.json", b'{"_class_name": "FluxPipeline"}', "", "model.diffusers"),
+    ],
+)
+def test_files_of_other_kinds(tmp_path, name, content, chosen, key):
+    (tmp_path / name).write_bytes(content)
+    check_refused(tmp_path / chosen, key)
 
 
 @pytest.mark.parametrize("around, key", [("GLM-Image", "model.part"), ("SDXL", "model.part_of_diffusion")])
@@ -125,27 +127,19 @@ def test_janusflow(tmp_path):
     [
         ("Emu3.5-Image", {"architectures": ["Emu3ForCausalLM"], "vocab_size": 282926}, "emu3.version_3_5"),
         ("Emu3-Chat-hf", {}, "emu3.chat"),
+        ("X-Omni-En", {"model_type": "qwen2"}, "model.x_omni"),
+        ("copy", {"model_type": "x-omni"}, "model.x_omni"),
+        ("BLIP3o-NEXT-SFT-3B", {"model_type": "qwen3"}, "model.blip3o"),
+        ("copy", {"model_type": "blip3o_qwen"}, "model.blip3o"),
     ],
 )
-def test_other_models_of_emu3s_family(tmp_path, name, config, key):
+def test_other_models_with_image_tokens(tmp_path, name, config, key):
+    """Test models of Emu3's family, and models whose decoder is a diffusion model."""
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda content: content.update(config))
-    check_refused(folder, key, command=command("download Emu3-Gen-hf --to", tmp_path))
-
-
-@pytest.mark.parametrize(
-    "name, kind, key",
-    [
-        ("X-Omni-En", "qwen2", "model.x_omni"),
-        ("copy", "x-omni", "model.x_omni"),
-        ("BLIP3o-NEXT-SFT-3B", "qwen3", "model.blip3o"),
-        ("copy", "blip3o_qwen", "model.blip3o"),
-    ],
-)
-def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, key):
-    folder = write_emu3(tmp_path / name)
-    edit_config(folder, lambda config: config.update(model_type=kind))
-    check_refused(folder, key, path=name)
+    is_emu3 = key.startswith("emu3.")
+    remedy = {"command": command("download Emu3-Gen-hf --to", tmp_path)}
+    check_refused(folder, key, **(remedy if is_emu3 else {"path": name}))
 
 
 # ---- how large a download is -----------------------------------------------------------------------

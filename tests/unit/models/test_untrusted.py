@@ -18,7 +18,6 @@ from adt_core.run.images import to_png
 from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face
 from tests.raising import raises_key
-from tests.tiny import write_tiny_checkpoint
 
 DEEP = "[" * 100_000
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -75,12 +74,11 @@ def test_files_that_are_too_large(tmp_path):
 
 
 @needs_pipes
-def test_pipes_are_rejected(tmp_path):
-    checkpoint = write_tiny_checkpoint(tmp_path / "target")
-    (checkpoint / "model.safetensors").unlink()
-    os.mkfifo(checkpoint / "model.safetensors")
+def test_pipes_are_rejected(target):
+    (target / "model.safetensors").unlink()
+    os.mkfifo(target / "model.safetensors")
     with raises_key("weights.not_a_file"):
-        load_target(checkpoint)
+        load_target(target)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +134,17 @@ def test_outputs_do_not_replace_inputs(tmp_path, monkeypatch, capsys, given, wor
     assert (tmp_path / "p.txt").read_text(encoding="utf-8") == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
 
 
-@pytest.mark.parametrize("name", ["model", "drafter"])
-def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
+@pytest.fixture
+def write_png(tmp_path, monkeypatch):
+    """Return a function that writes a.png with usual settings, except one, into the working directory."""
     monkeypatch.chdir(tmp_path)
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi"}
-    Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: "//server/share/model"}))
+    return lambda name, value: Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
+
+
+@pytest.mark.parametrize("name", ["model", "drafter"])
+def test_paths_in_a_png_are_not_opened(write_png, monkeypatch, capsys, name):
+    write_png(name, "//server/share/model")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
         assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
@@ -155,10 +159,8 @@ def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
     [("seed", "1"), ("seed", 1.5), ("temperature", float("nan")), ("dtype", "int3"), ("size", [8]), ("prompt", None)]
     + [("kept", [-2]), ("image_index", -1), ("method", ["auto"]), ("depth", True), ("top_k", 10**400), ("prompt", "")],
 )
-def test_invalid_settings_in_a_png(tmp_path, monkeypatch, capsys, name, value):
-    monkeypatch.chdir(tmp_path)
-    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi"}
-    Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
+def test_invalid_settings_in_a_png(write_png, capsys, name, value):
+    write_png(name, value)
     assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
     message = capsys.readouterr().err
     assert name in message and len(message) < 300 and len(message.splitlines()) == 1

@@ -16,8 +16,9 @@ from adt_core.models.reading import checkpoint
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import resolve, weight_files
 from tests.layouts.emu3 import write_emu3
+from tests.layouts.lumina import save_shards
 from tests.raising import raises_key
-from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
+from tests.tiny import write_tiny_drafter
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,11 +39,6 @@ def chosen(folder: Path) -> list[str]:
     return [file.name for file in weight_files(folder)]
 
 
-@pytest.fixture
-def target(tmp_path):
-    return write_tiny_checkpoint(tmp_path / "target")
-
-
 # ---- choice by name or index -----------------------------------------------------------------------
 
 
@@ -50,10 +46,7 @@ def target(tmp_path):
     "names, wanted",
     [
         (["model.safetensors"], ["model.safetensors"]),
-        (
-            ["model.safetensors", "zzz.safetensors", "model.fp16.safetensors", "pytorch_model.bin"],
-            ["model.safetensors"],
-        ),
+        (["model.safetensors", "z.safetensors", "model.fp16.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
         (["model.safetensors", ONE, TWO], ["model.safetensors"]),
         (["anole.safetensors"], ["anole.safetensors"]),
         (["anole.safetensors", "pytorch_model.bin", "other.bin"], ["anole.safetensors"]),
@@ -98,32 +91,24 @@ def test_an_index_has_priority_over_a_file_named_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names, found, remedy",
+    "names, found",
     [
-        (["b.safetensors", "a.safetensors"], "a.safetensors, b.safetensors", "model.safetensors"),
+        (["b.safetensors", "a.safetensors"], "a.safetensors, b.safetensors"),
         (
-            ["a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors", "b.safetensors"],
+            [*(f"a-0000{n}-of-00002.safetensors" for n in (1, 2)), "b.safetensors"],
             "a-00001-of-00002.safetensors, b.safetensors",
-            "model.safetensors",
         ),
-        (
-            [ONE, TWO, "model-00001-of-00001.safetensors"],
-            "model-00001-of-00001.safetensors, model-00001-of-00002.safetensors",
-            "model.safetensors",
-        ),
-        (
-            ["pytorch_model_a.bin", "pytorch_model_b.bin"],
-            "pytorch_model_a.bin, pytorch_model_b.bin",
-            "pytorch_model.bin",
-        ),
-        ([f"{letter}.safetensors" for letter in "abcdef"], "d.safetensors and 2 more", "model.safetensors"),
+        ([ONE, TWO, "model-00001-of-00001.safetensors"], f"model-00001-of-00001.safetensors, {ONE}"),
+        (["pytorch_model_a.bin", "pytorch_model_b.bin"], "pytorch_model_a.bin, pytorch_model_b.bin"),
+        ([f"{letter}.safetensors" for letter in "abcdef"], "d.safetensors and 2 more"),
     ],
     ids=range(5),
 )
-def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
+def test_several_sets_without_a_choice(tmp_path, names, found):
     put(tmp_path, *names)
     with raises_key("weights.several_sets", names=found) as raised:
         weight_files(tmp_path)
+    remedy = "pytorch_model.bin" if names[0].endswith(".bin") else "model.safetensors"
     assert str(raised.value).endswith(f"rename the right file to {remedy}.")
 
 
@@ -232,23 +217,19 @@ def test_published_layouts_are_read_as_before(written, layout):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' list of mapped files")
-def test_only_the_files_of_a_parameter_are_mapped(tmp_path, monkeypatch):
+def test_only_the_files_of_a_parameter_are_mapped(target, monkeypatch):
     """Each mapped file takes address space, which `ulimit -v` limits."""
-    folder = write_tiny_checkpoint(tmp_path / "target")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(tensors)
-    for number in range(4):
-        part = {name: tensors[name] for name in names[number::4]}
-        save_file(part, folder / f"model-{number + 1:05}-of-00004.safetensors")
+    tensors = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    save_shards(target, tensors, 4)
     monkeypatch.setattr(checkpoint, "MOST_MAPPED", 0)
     mapped = []
 
     def count(entry):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-        mapped.append((len({line.split()[-1] for line in lines if str(folder) in line}), len(entry.names)))
+        mapped.append((len({line.split()[-1] for line in lines if str(target) in line}), len(entry.names)))
 
-    target_of(Checkpoint(folder), "cpu", torch.float32, filled=count)
+    target_of(Checkpoint(target), "cpu", torch.float32, filled=count)
     assert len(mapped) > 10 and all(files <= tensors + 1 for files, tensors in mapped), "one was read before"
 
 
