@@ -43,17 +43,11 @@ VARIABLE = "ADT_TREE_GRAPHS"
 
 Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
-"""Function that launches a round.
-
-It returns two results: a tensor that the host reads after each replay, and values that are the same in each replay. An
-example of such a value is the number of forward passes of the drafter.
-"""
+"""Function that launches a round. It returns two results: a tensor that the host reads after each replay, and values
+that are the same in each replay. An example of such a value is the number of forward passes of the drafter."""
 State = Callable[[], Sequence[Tensor]]
-"""Function that returns the tensors, except KV caches, that a round both reads and changes.
-
-These tensors are restored before the first replay, so the replay starts from the same state as the normal launch. KV
-caches need no restoring, because the replay overwrites the same entries.
-"""
+"""Function that returns the tensors, except KV caches, that a round both reads and changes. They are restored before
+the first replay, which so starts from the state of the normal launch, and overwrites the same entries of KV caches."""
 _log = logging.getLogger(__name__)
 
 
@@ -233,10 +227,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _set_sync_debug_mode(mode: int | str) -> None:
-    """Set whether torch raises an error if the host waits for the device.
-
-    torch warns that this feature is experimental. The warning is suppressed.
-    """
+    """Set whether torch raises an error if the host waits, without torch's warning that this is experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
@@ -290,7 +281,7 @@ class Graphs:
 
         Args:
             recorder: Recorder that captures rounds; None to launch all rounds normally.
-            decoder: Decoder of the target. If a capture fails, graphs are disabled for this decoder.
+            decoder: Decoder of the target. If a capture fails, graphs are disabled for it.
         """
         self._recorder = recorder
         self._decoder = decoder
@@ -309,14 +300,10 @@ class Graphs:
         return self._recorder is not None and not disabled_reason(self._decoder) and key not in self._graphs
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
-        """Run a round.
-
-        If a round with this key was captured, it is replayed. Otherwise the round is launched, and it is captured if
-        possible.
+        """Replay a round, or launch it if no round with this key was captured, and capture it if possible.
 
         Args:
             key: Rounds with the same key have the same tensor sizes and use the same memory.
-            state: Function that returns the tensors that the round reads and changes.
 
         Returns:
             The two results of `launch`.

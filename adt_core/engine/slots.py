@@ -65,7 +65,7 @@ class Slots:
 
     @property
     def num_bytes(self) -> int:
-        """Estimated number of bytes that the slots and their graphs occupy in device memory."""
+        """Estimated bytes of device memory that the slots and their graphs occupy."""
         return state_bytes(self.request, len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
@@ -79,10 +79,7 @@ class Slots:
         return [slot for slot, finished in enumerate(is_finished) if finished and self.active[slot]]
 
     def select(self, slots: list[int]) -> None:
-        """Keep only the given slots.
-
-        This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs.
-        """
+        """Keep only the given slots. This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs."""
         index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
@@ -101,10 +98,7 @@ class Slots:
             self.proposer.select(index, self.rows)
 
     def deactivate(self, slots: list[int]) -> None:
-        """Mark slots as inactive.
-
-        Rounds still compute inactive slots. Removing them would change tensor sizes, so new graphs would be needed.
-        """
+        """Mark slots as inactive. Rounds still compute them, because other tensor sizes would need new graphs."""
         for slot in slots:
             self.active[slot] = False
 
@@ -117,7 +111,6 @@ class Slots:
         """Replace the images of some slots.
 
         Args:
-            slots: Indices of the slots to fill.
             others: State of the new images, in the order of `slots`. Their first tokens have already been decided.
         """
         index = torch.tensor(slots, device=self.rows.device)
@@ -146,10 +139,9 @@ class Slots:
     def upload_controls(
         self, shapes: Sequence[Shape], advances: Sequence[int], max_substitutions: Sequence[int]
     ) -> None:
-        """Copy the values that the host sets for a round to `controls` on the device.
+        """Copy the values that the host sets for a round to `controls` on the device, unless they are unchanged.
 
-        If the values are the same as in the previous round, nothing is copied. This method also sets
-        `roots.kv_length`, the number of cache positions that a replayed round reads.
+        This method also sets `roots.kv_length`, the number of cache positions that a replayed round reads.
 
         Args:
             shapes: Maximum size of each slot's tree.
@@ -181,10 +173,8 @@ class Slots:
     def _columns(self) -> int:
         """Return the number of cache positions that a replayed round reads.
 
-        The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. Example: if
-        `ATTENDED_MULTIPLE` is 512, a round that uses 300 positions reads 512. A round that uses 700 positions reads
-        1,024, and a round that uses 1,500 positions reads 2,048. So only few different numbers occur, and few graphs
-        must be captured.
+        It is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache, so that few graphs must be
+        captured. Example: with 512, a round that uses 300, 700 or 1,500 positions reads 512, 1,024 or 2,048.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))

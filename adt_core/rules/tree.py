@@ -62,7 +62,7 @@ class DraftTree:
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
-    """Return a matrix that marks each node and its ancestors.
+    """Return a matrix that marks each node and its ancestors, as `DraftTree.ancestors`, [B, n, n] bool.
 
     The matrix starts with two marks in the row of each node: the node and its parent. Squaring the matrix doubles the
     number of generations that it covers: 1, 2, 4, ...
@@ -70,9 +70,6 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
     Args:
         parents: [B, n], index of each node's parent. The root is its own parent.
         depth: Upper bound of all depths.
-
-    Returns:
-        [B, n, n] bool. Entry [b, i, j] is True if node j is node i or an ancestor of node i.
     """
     batch, n = parents.shape
     reach = torch.eye(n, device=parents.device).expand(batch, -1, -1).scatter(2, parents[..., None], 1.0)
@@ -201,14 +198,10 @@ class CandidatePool:
 
 
 def keep_best(scores: Tensor, budgets: Tensor | None) -> Tensor:
-    """Keep the best scores of each image, and set all others to -inf. Of equal scores, the earlier one is kept.
+    """Keep the best scores [B, n] of each image, and set all others to -inf. Of equal scores, the earlier one is kept.
 
     Args:
-        scores: [B, n] for n candidates.
         budgets: [B, 1], number of scores to keep for each image; None keeps all.
-
-    Returns:
-        [B, n].
     """
     if budgets is None:
         return scores
