@@ -1,7 +1,4 @@
-"""Tests of a drafter network combined with the Jacobi window.
-
-The network must read exactly the accepted tokens.
-"""
+"""Tests of a drafter network combined with the Jacobi window. The network must read exactly the accepted tokens."""
 
 import pytest
 import torch
@@ -60,12 +57,7 @@ class Compared(EagleProposer):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Compare every network with its twin.
-
-    Returns:
-        A list with one number per round: the number of different step lengths of the images. For example, if three
-        images advance by 2, 2 and 5 tokens, the number is 2.
-    """
+    """Compare every network with its twin. Return a list of the number of different step lengths in each round."""
     steps = []
     on_verified = MergedProposer.on_verified
     catch_up = MergedProposer._catch_up
@@ -89,8 +81,7 @@ def checked(monkeypatch):
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every, nodes):
     """After each round, the network must make the same prediction as a network that reads only the accepted path.
 
-    Before it drafts, the network must read the tokens of all rounds in which it did not draft. With two drafts, these
-    are several chunks.
+    Before it drafts, it must read the tokens of all rounds without drafts; with two drafts, in several chunks.
     """
     target, network = models
     sizes = []

@@ -72,10 +72,8 @@ CASES = {
     "window, resting": ("jacobi", dict(method="resting")),
     "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
-"""Name of a case -> drafter and settings of the policy.
-
-A decoding has two batch slots. If there are three images, the third image gets the slot that becomes free first.
-"""
+"""Name of a case -> drafter and settings of the policy. A decoding has two batch slots. If there are three images, the
+third image gets the slot that becomes free first."""
 QUICK = "network, adt-tree", "window", "window, resting"
 """Cases of the default tier (tests that run without ``--all``)."""
 
@@ -98,11 +96,9 @@ def decoding_of(beginning, count: int, **drafts) -> Decoding:
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
-    """Decode the images with a case and return its rounds.
+    """Decode the images with a case. Return a text per image, and the codes [images, T] of the T tokens of each.
 
-    Returns:
-        One text per image, with ``position: nodes/depth accepted ranks;`` for each round, and the codes of the
-        images [images, T], where T is the number of tokens of an image.
+    The text has ``position: nodes/depth accepted ranks;`` for each round.
     """
     source, options = CASES[name]
     count = 3 if "three images" in name else 1

@@ -50,10 +50,7 @@ def tape(as_on_a_gpu):
 
 
 def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape, tmp_path, monkeypatch):
-    """Costs must be learned from the rounds of a decoding, without any further captures.
-
-    A decoding may capture one round per draft size that it uses, and one more.
-    """
+    """A decoding may capture one round per draft size that it uses, and one more."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     captured = []
     for _ in range(3):
@@ -68,20 +65,15 @@ def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape,
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("lantern", [Lantern(delta=0.3), Lantern(factor=3.0, max_substitution=0.2)])
 def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, lantern, temperature):
-    """With LANTERN, the image depends on the trees.
-
-    All trees have the same depth and width, so graphs don't change them.
-    """
-    settings = {
-        "drafting": Drafting("eagle2", depth=3, width=2, drafts=6),
-        "lantern": lantern,
-        "sampling": Sampling(temperature=temperature),
-    }
+    """With LANTERN, the image depends on the trees. All have the same depth and width, so graphs don't change them."""
+    sampling = Sampling(temperature=temperature)
+    drafting = Drafting("eagle2", depth=3, width=2, drafts=6)
+    settings = {"drafting": drafting, "lantern": lantern, "sampling": sampling}
     expected = run(target, drafters["network"], PROMPTS[:1], **settings)
     as_on_a_gpu(Tape())
     found = run(target, drafters["network"], PROMPTS[:1], **settings)
     assert found.codes.equal(expected.codes) and not get_runtime().graph_failures
-    assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=settings["sampling"]).codes)
+    assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=sampling).codes)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +81,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     ["adt-tree", "merged"] + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
-    """Rounds near the end of an image are not compared.
-
-    There, positions after the end of the image are cut off without graphs, and are invalid nodes with graphs.
-    """
+    """Near the end of an image, positions after the end are cut off without graphs, and invalid nodes with graphs."""
     source, options = METHODS[name]
 
     def entries():
@@ -116,9 +105,8 @@ def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, m
 
     def draw():
         how = {"drafting": Drafting(**options), "sampling": Sampling(seed=1)}
-        return [
-            run(target, drafters[source] if source else None, PROMPTS[:2], kept=mask, **how).codes for mask in masks
-        ]
+        drafter = drafters[source] if source else None
+        return [run(target, drafter, PROMPTS[:2], kept=mask, **how).codes for mask in masks]
 
     def counted_round(*arguments):
         captured = tape.captured
@@ -136,10 +124,7 @@ def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, m
 
 
 def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
-    """Plain rounds run before the first drafts, and after drafting has ended.
-
-    When drafting has ended, the drafter's memory is freed.
-    """
+    """Plain rounds run before the first drafts, and after drafting has ended and the drafter's memory is freed."""
     ended = []
 
     def stop(slots):
@@ -156,12 +141,8 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
     monkeypatch.setattr(Auto, "on_verified", observe_and_stop)
     as_on_a_gpu(Tape())
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
-    assert [record.depth > 0 for round in found.trace.rounds[:4] for record in round.images] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    depths = [record.depth for round in found.trace.rounds[:4] for record in round.images]
+    assert [depth > 0 for depth in depths] == [False, True, True, False]
     ((proposer, before),) = ended
     assert all(map(torch.equal, proposer.state(), before)) and not get_runtime().graph_failures
 
@@ -203,10 +184,7 @@ def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, 
 
 
 def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape):
-    """The next decoding has other prompts and another seed.
-
-    The drafter's state must be reset, so that repeating an image gives the same trees.
-    """
+    """The drafter's state must be reset, so that repeating an image gives the same trees."""
     settings = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16)}
     first = run(target, drafters["network+jacobi"], PROMPTS[:1], sampling=Sampling(seed=1), **settings)
     run(target, drafters["network+jacobi"], PROMPTS[1:2], sampling=Sampling(seed=2), **settings)
@@ -295,21 +273,17 @@ def test_a_released_pool_holds_no_memory(target, drafters, tape):
 
 
 def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
-    class Stop(Exception):
-        pass
-
     def check():
         if len(decoding.trace.rounds) == 6:
-            raise Stop
+            raise KeyboardInterrupt
 
     how = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16), "sampling": Sampling(seed=5)}
     expected = run(target, drafters["network+jacobi"], PROMPTS[:1], **how)
     captured = tape.captured
     prompt = target.encode_prompt(PROMPTS[0])
     decoding = new_decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
-    with pytest.raises(Stop):
-        for _ in decoding:
-            pass
+    with pytest.raises(KeyboardInterrupt):
+        decoding.run()
     assert run(target, drafters["network+jacobi"], PROMPTS[:1], **how).codes.equal(expected.codes)
     assert tape.captured == captured
 
@@ -407,10 +381,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
 
 
 def test_the_number_of_attended_positions_doubles():
-    """The number of attended positions doubles, so few rounds are captured.
-
-    An image of Emu3 has more than 8,000 tokens.
-    """
+    """Few rounds are captured, although an image of Emu3 has more than 8,000 tokens."""
     read = set()
     for position in range(8190):
         rows = SimpleNamespace(cache_offset=128, columns=range(8400))

@@ -23,9 +23,7 @@ from tests.drafted import costs
 MODES = (CHAIN, MERGED, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "merged": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
 """Draft mode -> three costs in plain rounds, similar to the costs on a CPU. A plain round is a round of plain decoding.
-
-The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft.
-"""
+The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft."""
 
 
 def profile_of(figures) -> CostProfile:
@@ -76,15 +74,10 @@ def cost_of(profile: CostProfile, shape: Shape) -> float:
 
 
 def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
-    """Simulate the rounds of an image.
+    """Simulate the rounds of an image. ``accepts(position)`` is the maximum number of accepted drafts.
 
-    Args:
-        accepts: Function (position) -> maximum number of accepted drafts.
-        image: Index of the image.
-
-    Returns:
-        Cost of all rounds according to the profile, in plain rounds, and the number of drafts of each round. A round
-            after the policy has stopped drafting costs one plain round.
+    Return the cost of all rounds by the profile, in plain rounds, and the number of drafts of each round. A round after
+    the policy has stopped drafting costs one plain round.
     """
     profile = policy.context.profile
     length = policy.context.remaining
@@ -109,9 +102,7 @@ def test_the_choice_maximises_the_expected_throughput():
     profile = costs("merged", "chain", once=0.2, each=0.1)
     policy = started_policy(profile, length=4096)
     options = [(one, size) for one in (CHAIN, MERGED) for size in sizes_of(one, replayed=False)]
-    mode, size = max(
-        options, key=lambda one: (1 + one[0].expected_accepted(one[1])) / profile.cost(one[0].name, one[1])
-    )
+    mode, size = max(options, key=lambda it: (1 + it[0].expected_accepted(it[1])) / profile.cost(it[0].name, it[1]))
     assert SIZES[0] < size < SIZES[-1]
     width = min(mode.width, WIDTH)
     assert chosen(policy) == Shape(spine_length(size, width), width, size, mode=mode.name)
@@ -186,9 +177,7 @@ def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
 
 def test_the_first_round_with_a_fresh_profile_has_no_drafts():
     """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
-    assert chosen(new_policy(costs("chain"))) == PLAIN_SHAPE, (
-        "the first round must have no drafts, even if drafts cost nothing"
-    )
+    assert chosen(new_policy(costs("chain"))) == PLAIN_SHAPE, "even if drafts cost nothing"
     assert chosen(started_policy(costs("chain"))).drafts > SIZES[0]
 
 
@@ -292,14 +281,9 @@ def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
 
 
 def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], float]:
-    """Run rounds with two images.
+    """Run rounds with two images, which accept at most these numbers of drafts per round.
 
-    Args:
-        accepts: For each image, the maximum number of accepted drafts per round.
-        rounds: Maximum number of rounds.
-
-    Returns:
-        The shapes of each round, and the loss of image 1: its cost in plain rounds minus its number of tokens.
+    Return the shapes of each round, and the loss of image 1: its cost in plain rounds minus its number of tokens.
     """
     lost = 0.0
     every = []

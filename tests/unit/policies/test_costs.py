@@ -11,6 +11,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -98,9 +99,8 @@ def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
     cpu, gpu, batch = (replace(ESTIMATED, **more).profile((*SIZES, 32)) for more in values)
     assert gpu.cost(mode, 24) < 1.45 and gpu.cost(mode, 63) < 2 and cpu.cost(mode, 63) > 3
     assert batch.cost(mode, 16) > 1.5 * cpu.cost(mode, 16) and cpu.decodings == 0
-    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1 < gpu.cost(mode, 32) - gpu.cost(mode, 31), (
-        "the 32nd draft needs another tile"
-    )
+    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1
+    assert gpu.cost(mode, 32) - gpu.cost(mode, 31) > 0.1, "the 32nd draft needs another tile"
 
 
 TOKENS = {
@@ -149,13 +149,7 @@ def true_cost(mode: str, drafts: int, machine: str = "fast network") -> float:
 
 
 def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str = "fast network") -> CostModel:
-    """Return the cost model after `auto` has decoded an image of 256 tokens on a simulated machine.
-
-    Args:
-        model: Cost model before the decoding.
-        number: Seed of the image, and of the random errors of the measured times.
-        machine: Name of the machine in `MACHINES`.
-    """
+    """Return the model after `auto` has decoded an image of 256 tokens on a machine. `number` is the random seed."""
     drawn = random.Random(number)
     target = SimpleNamespace(columns=16, length=256)
     context = Context(target, None, None, Shape(63, 4, 63), [(0, 0)], modes=MODES, profile=model.profile(SIZES))
@@ -229,10 +223,8 @@ def test_sizes_that_were_never_used_get_their_cost_from_others():
 def test_the_gain_of_a_mode_is_learned():
     """A drafter may be worse at a high temperature, so that another mode is faster there."""
     merged = MODES[-1]
-    rounds = [
-        RoundResult(PLAIN_ROUND, PLAIN, 0),
-        *[RoundResult(("merged", 24), 3 * PLAIN, 0.5 * merged.expected_accepted(24))] * 40,
-    ]
+    half = RoundResult(("merged", 24), 3 * PLAIN, 0.5 * merged.expected_accepted(24))
+    rounds = [RoundResult(PLAIN_ROUND, PLAIN, 0), *[half] * 40]
     model = ESTIMATED
     for _ in range(12):
         model = model.learn(rounds)
@@ -254,11 +246,8 @@ def test_what_was_learned_is_found_by_name_and_batch_size(cache):
     model = learned()
     profiles.save_costs(model)
     again = ESTIMATED.with_json(profiles.find_costs("a device", 1))
-    assert (
-        again == model.with_json(model.to_json())
-        and again.decodings == 6
-        and set(again.readings) == set(model.readings)
-    )
+    assert again == model.with_json(model.to_json()) and set(again.readings) == set(model.readings)
+    assert again.decodings == 6
     assert profiles.find_costs("a device", 2) is None and profiles.find_costs("another", 1) is None
     cache.rename(cache.with_name("away"))
     cache.write_text("a file where the folder should be", encoding="utf-8")
@@ -376,15 +365,8 @@ def test_settings_that_change_costs_are_learned_separately(models, cache, other)
 def test_costs_are_not_learned(models, cache, why):
     target, drafter = models
     if why == "cancelled":
-        calls = []
-
-        def check():
-            calls.append(1)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            decode_and_learn(target, drafter, check=check)
+            decode_and_learn(target, drafter, check=Mock(side_effect=[None, None, KeyboardInterrupt]))
     else:
         drafting = Drafting("eagle2" if why == "another method" else "auto")
         decode_and_learn(target, drafter, drafting=drafting, profile=PROFILE if "given" in why else None)

@@ -233,15 +233,10 @@ def test_eagle2_has_a_constant_shape():
     assert p.choose([ActiveImage(0, 4), ActiveImage(1, 0)]) == [Shape(3, 2, 9)] * 2
 
 
-@pytest.mark.parametrize(
-    "method, largest",
-    [
-        ("static:mc_sim_7b_63", Shape(5, 4, 25, "mc_sim_7b_63")),
-        ("static:naive_extend_57", Shape(5, 5, 57, "naive_extend_57")),
-    ],
-)
-def test_static_trees_have_the_published_shapes(method, largest):
-    p = policy(method)
+@pytest.mark.parametrize("method, size", [("mc_sim_7b_63", (5, 4, 25)), ("naive_extend_57", (5, 5, 57))])
+def test_static_trees_have_the_published_shapes(method, size):
+    p = policy(f"static:{method}")
+    largest = Shape(*size, method)
     assert p.choose([ActiveImage(0, 0), ActiveImage(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
 
 
@@ -292,9 +287,7 @@ def test_the_table_has_every_option_of_every_method():
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
-        "saved workflows refer to options by position"
-    )
+    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], "saved workflows store positions"
     assert list(options())[-3:] == ["expand_above", "keep_above", "predict_from"], "new options must come last"
 
 

@@ -62,10 +62,7 @@ def test_at_most_delta_moves_with_any_number_of_siblings(seed, codes, width, k, 
 
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
 def test_a_single_child_is_accepted_with_the_published_probability(seed, codes, k, delta):
-    """The probability is p(x) + p(A(x)), LANTERN's relaxed probability.
-
-    A(x) is the longest prefix of x's neighbours whose total probability is at most delta.
-    """
+    """It is p(x) + p(A(x)), where A(x) is the longest prefix of x's neighbours with a total of at most delta."""
     p, (x,), neighbours = random_case(seed, codes, 1, k)
     prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
     distribution = output_distribution(p, [x], neighbours, Lantern(k, delta))

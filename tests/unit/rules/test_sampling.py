@@ -33,12 +33,9 @@ def test_pipeline_order_is_temperature_top_k_top_p():
 
 
 def test_top_p_always_keeps_the_best_and_top_k_keeps_ties():
-    assert torch.isfinite(process_logits(torch.tensor([9.0, 0.0]), Sampling(top_p=0.01))).tolist() == [True, False]
-    assert torch.isfinite(process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))).tolist() == [
-        True,
-        True,
-        False,
-    ]
+    best = process_logits(torch.tensor([9.0, 0.0]), Sampling(top_p=0.01))
+    tied = process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))
+    assert best.isfinite().tolist() == [True, False] and tied.isfinite().tolist() == [True, True, False]
 
 
 def test_top_p_excludes_a_token_if_earlier_tokens_reach_it_exactly():
@@ -46,10 +43,9 @@ def test_top_p_excludes_a_token_if_earlier_tokens_reach_it_exactly():
 
 
 def test_guiding_features_is_guiding_logits():
-    torch_generator = torch.Generator().manual_seed(0)
-    features, head = (
-        torch.randn(*size, dtype=torch.float64, generator=torch_generator) for size in ((4, 2, 8), (5, 8))
-    )
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(4, 2, 8, dtype=torch.float64, generator=generator)
+    head = torch.randn(5, 8, dtype=torch.float64, generator=generator)
     c, u = (features @ head.T).chunk(2)
     assert torch.allclose(guide(features, 3.0) @ head.T, u + 3.0 * (c - u), atol=1e-12)
     assert guide(features, 1.0) is features
