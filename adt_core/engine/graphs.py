@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,32 +51,8 @@ the first replay, which so starts from the state of the normal launch, and overw
 _log = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
-    """Captures kernel launches on a separate stream.
-
-    Attributes:
-        num_bytes: Bytes of device memory that the captures have allocated.
-    """
-
-    num_bytes: int
-
-    @property
-    def survives_failure(self) -> bool:
-        """True if this recorder can capture again after a capture has run out of memory."""
-
-    @property
-    def has_memory(self) -> bool:
-        """True if there is enough memory to try a capture."""
-
-    def on_stream(self, run: Callable[[], Result]) -> Result:
-        """Call `run` on the capture stream, without capturing, and return its result."""
-
-    def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Capture the kernels that `run` launches, and return a function that launches them again."""
-
-
 class CudaRecorder:
-    """Recorder for CUDA graphs.
+    """Captures kernel launches as CUDA graphs on a separate stream.
 
     All graphs of a recorder share one memory pool. This is safe because these graphs never run at the same time. Other
     threads may launch work during a capture. But if another thread waits for a device during the capture, torch raises
@@ -88,16 +64,16 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._lease = _StreamLease(device)
         self._largest = 0  # bytes of a capture
-        self.num_bytes = 0
+        self.num_bytes = 0  # allocated by the captures
 
     @property
     def survives_failure(self) -> bool:
-        """True with torch's own allocator. CUDA's asynchronous allocator can't recover from a failed capture."""
+        """Whether captures are possible after one has failed. CUDA's asynchronous allocator can't recover from this."""
         return torch.cuda.get_allocator_backend() == "native"
 
     @property
     def has_memory(self) -> bool:
-        """True with torch's own allocator, which frees memory and tries again."""
+        """Whether there is memory to try a capture, as always with torch's own allocator, which frees memory then."""
         needed = MIN_CAPTURE_BYTES + 2 * self._largest
         if self.survives_failure or torch.cuda.mem_get_info(self._device)[0] >= needed:
             return True
@@ -105,6 +81,7 @@ class CudaRecorder:
         return torch.cuda.mem_get_info(self._device)[0] >= needed
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
+        """Call `run` on the capture stream, without capturing, and return its result."""
         current = torch.cuda.current_stream(self._device)
         own = self._lease.stream
         own.wait_stream(current)
@@ -115,6 +92,7 @@ class CudaRecorder:
             current.wait_stream(own)
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Capture the kernels that `run` launches, and return a function that launches them again."""
         free, _ = torch.cuda.mem_get_info(self._device)
         try:
             return self.on_stream(lambda: self._capture(run))
@@ -233,7 +211,7 @@ def _set_sync_debug_mode(mode: int | str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def make_recorder(device: torch.device) -> Recorder | None:
+def make_recorder(device: torch.device) -> CudaRecorder | None:
     """Return a recorder for a device; None if the device is not a CUDA GPU or all its capture streams are in use."""
     return None if device.type != "cuda" or _stream_pool(device).is_exhausted else CudaRecorder(device)
 
@@ -276,7 +254,7 @@ class Graphs:
             say nothing about rounds of this size.
     """
 
-    def __init__(self, recorder: Recorder | None, decoder: nn.Module):
+    def __init__(self, recorder: CudaRecorder | None, decoder: nn.Module):
         """Start without captured rounds.
 
         Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,9 +22,8 @@ from ..settings import ORIGINAL_SCRIPT
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
-from .lookup import Tables
 from .request import Request
-from .slots import Slots
+from .slots import Slots, Tables
 
 
 class ImageQueue:
@@ -45,7 +45,6 @@ class ImageQueue:
         self._entered = entered
         self.slots: Slots | None = None
         self._drafter: Drafter | None = None
-        self._shared_tables: Tables | None = None
         self._kind: NoiseKind | None = None
 
     def begin(self, images: list[int], max_batch_size: int) -> None:
@@ -154,7 +153,7 @@ class ImageQueue:
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         kept = request.kept.tokens[images].to(rows.device) if request.kept.has_runs else None
         positions = [before] * len(images)
-        return Slots(request, images, rows, cache, self._tables(), noise, roots, positions, graphs, kept=kept)
+        return Slots(request, images, rows, cache, self._tables, noise, roots, positions, graphs, kept=kept)
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
         """Make the noise of images, and compute the noise of the first token of each image."""
@@ -177,9 +176,9 @@ class ImageQueue:
         before = 0 if request.start else target.script_header
         return ScriptNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
+    @cached_property
     def _tables(self) -> Tables:
-        self._shared_tables = self._shared_tables or Tables.of(self._request)
-        return self._shared_tables
+        return Tables.of(self._request)
 
     def _rows(self, images: list[int]) -> BatchRows:
         """Return the prompt rows of images. If their first tokens are kept, each row is the prompt and these tokens."""

@@ -13,13 +13,43 @@ from torch import Tensor
 
 from ..drafters import Proposer
 from ..models.cache import KVCache
+from ..models.rotary import Rope
 from ..models.rows import BatchRows, Roots
 from ..policies import Shape
 from ..rules.noise import Noise
+from ..rules.verify import Neighbours
 from .device.memory import state_bytes
 from .graphs import Graphs
-from .lookup import Tables
 from .request import ATTENDED_MULTIPLE, Request
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Lookup tables that all images of a request share, on the device of the weights.
+
+    Attributes:
+        rope: Tables of the decoder's rotary position embedding.
+        guidance: Guidance scale at each raster position, or one scale for all positions.
+        grammar: Vocabulary mask at each raster position; None if every token is allowed at every position.
+        neighbours: For every token, the tokens whose codebook vectors are nearest; None without LANTERN.
+    """
+
+    rope: Rope
+    guidance: Tensor | float
+    grammar: Tensor | None
+    neighbours: Neighbours | None
+
+    @classmethod
+    def of(cls, request: Request) -> Tables:
+        target = request.target
+        decoder = request.target.decoder
+        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
+        neighbours = None
+        if request.lantern is not None:
+            nearest = target.codec.neighbours(request.lantern.neighbours).padded(target.num_tokens)
+            neighbours = nearest.to(decoder.embedding.device)
+        guidance = target.guidance(request.sampling.guidance_scale, like)
+        return cls(target.rope, guidance, target.grammar(like), neighbours)
 
 
 @dataclass
@@ -30,12 +60,9 @@ class Slots:
         request: Batch to which the images belong.
         images: For each slot, the index of its image in the request.
         rows: Prompt rows of the images: padding, position ids and attention masks.
-        cache: KV cache of the target.
-        tables: Lookup tables for forward passes.
         noise: Noise of the images; None at temperature 0.
         roots: Root of each image, on the device.
         positions: Raster position of each root, on the host.
-        graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
         kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads any.
         layout: Key of these slots in the pool (`pool.layout_of`); None if the slots can't be reused.

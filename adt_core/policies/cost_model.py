@@ -105,8 +105,6 @@ class CostModel:
     Attributes:
         name: Description of the device, model and settings.
         images: Number of images that are decoded together.
-        modes: Draft modes.
-        on_cpu: Whether the device is a CPU.
         rows: Rows per image in a forward pass: 2 with guidance, otherwise 1.
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
         sampling: Description of the sampling settings. Gains are valid only for these settings.

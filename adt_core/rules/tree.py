@@ -118,17 +118,14 @@ class CandidatePool:
         self.count = 0
 
     def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
-        """Add one level of candidates.
+        """Add one level of candidates, and return the number of the first of them.
 
         Args:
-            tokens: [B, m, k], codes of k children for each of m parents. k is the same on all levels.
-            scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must
-                not be used.
+            tokens: [B, m, k], codes of k children for each of m parents, first those of the first parent. k is the same
+                on all levels.
+            scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must not
+                be used.
             parents: [B, m], number of each parent.
-
-        Returns:
-            Number of the level's first candidate. The children of the first parent come first, then those of the
-            second parent, and so on.
         """
         first = self.count + 1
         _, m, self._children = tokens.shape
@@ -137,13 +134,9 @@ class CandidatePool:
         return first
 
     def threshold(self, drafts: int, budgets: Tensor | None = None) -> Tensor:
-        """Return the lowest score among the candidates that :meth:`rerank` would keep for each image, [B, 1].
+        """Return the lowest score that :meth:`rerank`, with these arguments, would keep for each image, [B, 1].
 
         The result is -inf for an image that has fewer candidates than it may keep.
-
-        Args:
-            drafts: Maximum number of candidates to keep for each image.
-            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `drafts`.
         """
         # Example: an image has the scores [0.3, 0.5]. With drafts = 3, `best` is [0.5, 0.3, -inf], and the result is
         # -inf. With drafts = 3 and the budget 2, the result is 0.3.

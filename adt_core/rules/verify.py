@@ -201,13 +201,7 @@ def _greedy_substitutes(tree: DraftTree, p: Tensor, neighbours: Neighbours, lant
 
 
 def _substitutes(
-    tree: DraftTree,
-    draft: Tensor,
-    emitted: Tensor,
-    p: Tensor,
-    neighbours: Neighbours,
-    lantern: Lantern,
-    width: int,
+    tree: DraftTree, draft: Tensor, emitted: Tensor, p: Tensor, neighbours: Neighbours, lantern: Lantern, width: int
 ) -> tuple[Tensor, Tensor]:
     """Return which nodes can be substitutes above temperature 0, and their scores, [B, N + 1] each.
 

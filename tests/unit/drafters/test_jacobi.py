@@ -49,10 +49,12 @@ def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
     assert all(record.accepted == record.depth for record in records)
 
 
+LOG_P = torch.tensor([[[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]]).log()
+CANDIDATES = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
+
+
 def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
-    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
-    candidates = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
-    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), candidates, log_p, drafts=6)
+    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), CANDIDATES, LOG_P, drafts=6)
     # The kept nodes are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the
     # third candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
@@ -63,9 +65,8 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
 
 
 def test_every_image_gets_the_branches_of_its_own_budget():
-    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log().expand(2, -1, -1)
-    candidates = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]]).expand(2, -1, -1)
-    tokens = torch.tensor([[0, 10, 20, 30]]).expand(2, -1)
+    log_p, candidates = (part.expand(2, -1, -1) for part in (LOG_P, CANDIDATES))
+    tokens = torch.tensor([[0, 10, 20, 30]] * 2)
     tree = spine_and_branches(tokens, candidates, log_p, drafts=6, budgets=torch.tensor([[6], [4]]))
     assert tree.valid.sum(1).tolist() == [7, 5]
 
@@ -118,9 +119,8 @@ def test_drafts_after_a_miss_of_the_spine_are_not_learned_even_if_a_branch_was_a
     """The spine misses at its first position. A branch is accepted there, and with it two more tokens of the spine."""
     calibration = Calibration(1, torch.zeros((), dtype=torch.float64))
     before = calibration.hit_rates()
-    forecast = Forecast(
-        torch.tensor([[1, 2, 3]]), torch.tensor([[[1, 2, 3]]]), torch.full((1, 1, 3), 0.5, dtype=torch.float64)
-    )
+    predicted = torch.full((1, 1, 3), 0.5, dtype=torch.float64)
+    forecast = Forecast(torch.tensor([[1, 2, 3]]), torch.tensor([[[1, 2, 3]]]), predicted)
     tree = SimpleNamespace(tokens=torch.tensor([[9, 1, 2, 3]]), height=3, valid=torch.ones(1, 4, dtype=torch.bool))
     verified = SimpleNamespace(following=torch.tensor([[8, 2, 3]]), tree=tree)
     calibration.learn(forecast, verified, is_decided=torch.ones(1, 3, dtype=torch.bool))
@@ -172,9 +172,8 @@ def verified(target, tokens, parents):
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
-    acceptance = Acceptance(
-        torch.tensor([[1]]), torch.tensor([[0, 1] + [0] * tree.height]), torch.tensor([[1]]), torch.tensor([[2]])
-    )
+    nodes = torch.tensor([[0, 1] + [0] * tree.height])
+    acceptance = Acceptance(torch.tensor([[1]]), nodes, torch.tensor([[1]]), torch.tensor([[2]]))
     return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, 1, dtype=torch.bool), roots(7, ROOT))
 
 

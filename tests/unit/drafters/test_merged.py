@@ -183,17 +183,16 @@ def test_static_trees_need_a_network_without_a_window(models):
 
 
 def test_replaced_candidates_make_later_positions_less_fresh():
-    distance = torch.tensor([[1, UNCHANGED, 4, UNREAD, 2]])
     window = Window(
-        torch.arange(1, 6)[None],
-        torch.tensor([[9, 1, 2, 3, 4, 5]]),
-        torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
-        torch.zeros(1, 5, 2),
-        distance,
-        torch.zeros(1, 5, dtype=torch.bool),
-        torch.ones(1, 5, dtype=torch.bool),
-        torch.tensor([[i - j if j < i else UNCHANGED for j in range(5)] for i in range(5)]),
-        torch.tensor(UNCHANGED),
+        at=torch.arange(1, 6)[None],
+        tokens=torch.tensor([[9, 1, 2, 3, 4, 5]]),
+        candidates=torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
+        scores=torch.zeros(1, 5, 2),
+        freshness=torch.tensor([[1, UNCHANGED, 4, UNREAD, 2]]),
+        from_network=torch.zeros(1, 5, dtype=torch.bool),
+        live=torch.ones(1, 5, dtype=torch.bool),
+        distances=torch.tensor([[i - j if j < i else UNCHANGED for j in range(5)] for i in range(5)]),
+        unchanged=torch.tensor(UNCHANGED),
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]

@@ -89,7 +89,6 @@ def load_beginning():
 
 
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
-    """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
     sampling = Sampling(seed=5)
     return new_decoding(target, prompts[:count], kept=codes[:count], sampling=sampling, batch_size=2, **drafts)

@@ -61,8 +61,6 @@ class FakeGraph:
 
 
 class FakeDriver:
-    """State of the fake driver."""
-
     streams: list[FakeStream] = []  # current stream
     free: Iterator[int] = itertools.repeat(2**40)  # number of free bytes that each query returns
     workspaces: set[FakeStream] = set()  # streams that have a workspace

@@ -26,6 +26,7 @@ from tests.tape import Tape, counted
 pytestmark = pytest.mark.usefixtures("runtime")
 
 PROMPTS = ("a cat", "three small dogs", "fog")
+CASES = METHODS | {None: (None, {"method": "no-drafting"})}
 
 
 @pytest.fixture
@@ -44,6 +45,22 @@ def as_on_a_gpu(monkeypatch, target):
 @pytest.fixture
 def tape(as_on_a_gpu):
     return as_on_a_gpu(Tape())
+
+
+def count_replays(tape, monkeypatch) -> list:
+    """Return a list that receives the ledger of each round that captures nothing."""
+    ledgers = []
+
+    def counted_round(*arguments):
+        captured = tape.captured
+        with counted(tape, monkeypatch) as ledger:
+            outcome = run_round(*arguments)
+        if tape.captured == captured:
+            ledgers.append(ledger)
+        return outcome
+
+    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
+    return ledgers
 
 
 # ---- the same images ---------------------------------------------------------------------------
@@ -97,7 +114,7 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 @pytest.mark.parametrize("name", [None, "merged", pytest.param("adt-tree", marks=pytest.mark.long)])
 def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, monkeypatch, name):
     """Both masks begin at the same token, so the second batch reuses the memory and the rounds of the first one."""
-    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
+    source, options = CASES[name]
     kept = (torch.arange(2 * target.num_cells) % target.num_codes).view(2, -1)
     masks = kept.clone(), kept.clone()
     masks[0][:, [2, 3, 8, 9, 10, 11, 12, 13]] = -1
@@ -105,20 +122,13 @@ def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, m
 
     def draw():
         how = {"drafting": Drafting(**options), "sampling": Sampling(seed=1)}
-        drafter = drafters[source] if source else None
-        return [run(target, drafter, PROMPTS[:2], kept=mask, **how).codes for mask in masks]
-
-    def counted_round(*arguments):
-        captured = tape.captured
-        with counted(tape, monkeypatch) as ledger:
-            outcome = run_round(*arguments)
-        assert tape.captured > captured or ledger.reads == 1
-        return outcome
+        return [run(target, drafters.get(source), PROMPTS[:2], kept=mask, **how).codes for mask in masks]
 
     expected = draw()
     tape = as_on_a_gpu(Tape())
-    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
+    ledgers = count_replays(tape, monkeypatch)
     found = draw()
+    assert all(ledger.reads == 1 for ledger in ledgers)
     assert all(map(torch.equal, found, expected)) and not get_runtime().graph_failures
     assert tape.replayed > tape.captured, "some rounds are replayed again"
 
@@ -160,20 +170,9 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
 )
 def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, tape, monkeypatch, name, images):
     """In addition to the replay, the control tensor is copied in each round. In some rounds, new noise is copied."""
-    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
-    steady = []
-
-    def counted_round(*arguments):
-        captured = tape.captured
-        with counted(tape, monkeypatch) as ledger:
-            outcome = run_round(*arguments)
-        if tape.captured == captured:
-            steady.append(ledger)
-        return outcome
-
-    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
-    drafter = drafters[source] if source else None
-    run(target, drafter, PROMPTS[:images], drafting=Drafting(**options), sampling=Sampling(seed=1))
+    source, options = CASES[name]
+    steady = count_replays(tape, monkeypatch)
+    run(target, drafters.get(source), PROMPTS[:images], drafting=Drafting(**options), sampling=Sampling(seed=1))
     assert len(steady) > 5 and not get_runtime().graph_failures
     for ledger in steady:
         assert ledger.reads == 1 and ledger.uploads <= 1

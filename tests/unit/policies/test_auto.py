@@ -33,16 +33,11 @@ def profile_of(figures) -> CostProfile:
     return CostProfile("a device", 1, {name: curve(*its) for name, its in figures.items()})
 
 
-def made_policy(profile, length=256, modes=MODES, max_depth=256, replayed=False) -> Auto:
-    """Return a policy for images with this number of tokens."""
+def new_policy(profile, length=256, modes=MODES, max_depth=256, replayed=False) -> Auto:
+    """Return a policy before its first round, for images with this number of tokens."""
     target = SimpleNamespace(columns=16, length=length)
     given = target, Sampling(), DraftSettings(), Shape(max_depth, 4, 63), [(0, 0)] * 64
-    return Auto(Context(*given, modes=modes, profile=profile, replayed=replayed))
-
-
-def new_policy(*given, **options) -> Auto:
-    """Return a policy before its first round, with the arguments of :func:`made_policy`."""
-    policy = made_policy(*given, **options)
+    policy = Auto(Context(*given, modes=modes, profile=profile, replayed=replayed))
     policy.begin()
     return policy
 
@@ -110,7 +105,7 @@ def test_the_choice_maximises_the_expected_throughput():
 
 def test_on_a_gpu_no_tree_starts_a_program_of_rows_that_it_does_not_fill():
     """With the root and guidance, 8 drafts would need 18 rows, so a program of 32 rows."""
-    policy = made_policy(costs("merged", "chain"), replayed=True)
+    policy = new_policy(costs("merged", "chain"), replayed=True)
     offered = {choice.shape.drafts for choice in policy._choices}
     assert offered == set(GPU_SIZES) and set(sizes_of(CHAIN, replayed=True)) == {4, 7, 15, 31}
     for size in GPU_SIZES[1:]:
@@ -198,7 +193,7 @@ def test_the_cheapest_mode_is_used_if_it_is_cheap_enough(best):
 
 
 def test_images_are_decoded_plainly_if_the_drafter_has_no_mode_of_the_profile():
-    assert not made_policy(costs("another drafter's mode")).begin()
+    assert not new_policy(costs("another drafter's mode")).begin()
 
 
 # ---- trials --------------------------------------------------------------------------------------

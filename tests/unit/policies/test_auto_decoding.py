@@ -17,9 +17,9 @@ AUTO = Drafting("auto")
 SOURCES = ("chain", "merged")
 
 
-def trees(decoding, image=None):
-    """Return the trace entries of each round, for one image or for all images."""
-    rounds = [[record for record in round.images if image in (None, record.image)] for round in decoding.trace.rounds]
+def trees(decoding):
+    """Return the trace entries of each round."""
+    rounds = [round.images for round in decoding.trace.rounds]
     return [[(one.position, *tuple(vars(one).values())[2:]) for one in records] for records in rounds if records]
 
 
@@ -93,8 +93,6 @@ def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, batch_siz
 
 
 class StopsDrafting(Auto):
-    """Policy that stops drafting after three rounds."""
-
     seen = 0
 
     def on_verified(self, round):

@@ -63,11 +63,8 @@ def add_round(policy: Policy, position: int, accepted: int, depth: int, image: i
 # ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
 
 
-def test_the_first_shape_is_the_configured_one():
+def test_the_first_shape_is_the_configured_one_within_the_bounds():
     assert adt_tree().choose([ActiveImage(0, 0)]) == [Shape(4, 3, 9)]
-
-
-def test_the_configured_shape_is_cut_to_the_bounds():
     assert size(adt_tree(depth=9, width=9), 0) == (6, 5)
 
 
@@ -268,11 +265,8 @@ def test_options_of_other_methods_are_refused_by_the_constructor_and_ignored_by_
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
 
 
-def test_the_default_method_is_auto():
-    assert Drafting() == Drafting.of({}) == Drafting("auto")
-
-
 def test_a_drafting_is_determined_by_its_options():
+    assert Drafting() == Drafting.of({}) == Drafting("auto")
     drafting = Drafting("adt-tree", depth=2, proposal="top-k")
     assert drafting.flat() == {"method": "adt-tree", **drafting.flat()} and drafting.flat()["depth"] == 2
     assert Drafting(**drafting.flat()) == drafting and hash(Drafting(**drafting.flat())) == hash(drafting)

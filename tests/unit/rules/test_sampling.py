@@ -25,21 +25,19 @@ def test_keyed_sampling_follows_the_processed_softmax(sampling):
     assert chisquare(counts[live].numpy(), (probability[live] * counts.sum()).numpy()).pvalue > 1e-3
 
 
-def test_pipeline_order_is_temperature_top_k_top_p():
-    logits = torch.tensor([3.0, 2.0, 1.0, 0.0])
-    z = process_logits(logits, Sampling(temperature=2.0, top_k=3, top_p=0.6))
-    assert torch.isfinite(z).tolist() == [True, True, False, False]
-    assert z[0] == 1.5
-
-
-def test_top_p_always_keeps_the_best_and_top_k_keeps_ties():
-    best = process_logits(torch.tensor([9.0, 0.0]), Sampling(top_p=0.01))
-    tied = process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))
-    assert best.isfinite().tolist() == [True, False] and tied.isfinite().tolist() == [True, True, False]
-
-
-def test_top_p_excludes_a_token_if_earlier_tokens_reach_it_exactly():
-    assert torch.isfinite(process_logits(torch.zeros(2), Sampling(top_p=0.5))).tolist() == [True, False]
+@pytest.mark.parametrize(
+    "logits, sampling, kept",
+    [
+        ([3.0, 2.0, 1.0, 0.0], Sampling(temperature=2.0, top_k=3, top_p=0.6), [1.5, 1.0]),
+        ([9.0, 0.0], Sampling(top_p=0.01), [9.0]),
+        ([1.0, 1.0, 0.0], Sampling(top_k=1), [1.0, 1.0]),
+        ([0.0, 0.0], Sampling(top_p=0.5), [0.0]),
+    ],
+    ids=["temperature, top-k, top-p", "top-p keeps the best", "top-k keeps ties", "top-p is reached exactly"],
+)
+def test_filters_keep_the_first_tokens(logits, sampling, kept):
+    z = process_logits(torch.tensor(logits), sampling)
+    assert z.tolist() == kept + [-math.inf] * (len(logits) - len(kept))
 
 
 def test_guiding_features_is_guiding_logits():

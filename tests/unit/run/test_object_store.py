@@ -75,7 +75,6 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 
 def names(url):
-    """Return the names of the objects below a URL."""
     store, root = fsspec.core.url_to_fs(url)
     store.invalidate_cache()
     return sorted(path.removeprefix(root).lstrip("/") for path in store.find(root))

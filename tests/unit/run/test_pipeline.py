@@ -279,7 +279,6 @@ def test_the_program_in_the_readme_gives_the_image_of_the_command_line(tmp_path)
 
 
 def run(arguments, folder):
-    """Run Python in a folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ADT_TREE_CACHE": str(folder / "cache")}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

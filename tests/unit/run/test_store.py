@@ -30,25 +30,21 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """Return a pipeline with a drafter network."""
     target, drafter = models
     recipe = Recipe(Sampling(seed=3, guidance_scale=2.0), Drafting("adt-tree"), drafter="somewhere/tiny")
     return Pipeline(target, recipe, drafter)
 
 
 def changed(pipeline: Pipeline, **settings) -> Pipeline:
-    """Return a copy of the pipeline with other settings."""
     return replace(pipeline, recipe=replace(pipeline.recipe, **settings))
 
 
 def entries(prompts: list[str], seeds: list[int | None] | None = None) -> list[PromptEntry]:
-    """Return a list of prompts."""
     seeds = seeds or [None] * len(prompts)
     return [PromptEntry(str(number), text, seed) for number, (text, seed) in enumerate(zip(prompts, seeds), start=1)]
 
 
 def store_of(make: Pipeline, folder, prompts=PROMPTS, **options) -> PngStore:
-    """Return the store of a list."""
     options = {"seeds": None, "same_noise": False, **options}
     jobs = JobList(entries(prompts, options["seeds"]), make.recipe, same_noise=options["same_noise"])
     return PngStore(jobs, folder, Identity.of(make), options.get("overwrite", False))
