@@ -230,11 +230,7 @@ class MergedProposer(Proposer):
             self._catch_up(replace(read.roots, codes=read.next_roots, at=read.roots.at + read.runs + 1), len(steps))
 
     def _catch_up(self, roots: Roots, unread: int) -> None:
-        """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks.
-
-        Args:
-            unread: Upper bound of the number of unread tokens.
-        """
+        """Let the network read at most `unread` decided tokens from `_unread_from` to the given roots, in chunks."""
         self._has_unread = False
         unread = self.context.size(lambda: roots.at - self._unread_from, unread)
         # There are no chunks if all images that had unread tokens have left the batch.

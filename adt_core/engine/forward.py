@@ -127,6 +127,7 @@ def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
 def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
     """Return the scores z + g [B, n, V] after each node. The token with the largest score is the sample (Gumbel-max).
 
-    At temperature 0 there is no noise, and the scores are z. Arguments as the result and `depths` of :func:`logits`.
+    At temperature 0 there is no noise, and the scores are z. `z` and `depths` are result and argument of
+    :func:`logits`.
     """
     return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

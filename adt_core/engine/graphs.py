@@ -47,7 +47,8 @@ Launch = Callable[[], tuple[Tensor, Any]]
 that are the same in each replay. An example of such a value is the number of forward passes of the drafter."""
 State = Callable[[], Sequence[Tensor]]
 """Function that returns the tensors, except KV caches, that a round both reads and changes. They are restored before
-the first replay, which so starts from the state of the normal launch, and overwrites the same entries of KV caches."""
+the first replay, so that it starts from the same state as the normal launch. KV caches need no restoring, because the
+replay overwrites the same entries."""
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +74,7 @@ class CudaRecorder:
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is memory to try a capture, as always with torch's own allocator, which frees memory then."""
+        """Whether there is enough memory to try a capture. torch's own allocator frees memory and tries again."""
         needed = MIN_CAPTURE_BYTES + 2 * self._largest
         if self.survives_failure or torch.cuda.mem_get_info(self._device)[0] >= needed:
             return True

@@ -30,7 +30,7 @@ MEMORY_SHARE = 1 / 4
 
 
 def layout_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return the layout of a set of slots with a drafter or None. Sets with the same layout can share graphs."""
+    """Return the layout of `count` slots. Sets with the same layout use memory in the same way and can share graphs."""
     target = request.target
     weights = [target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))

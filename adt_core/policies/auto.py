@@ -106,7 +106,8 @@ class Choice(NamedTuple):
 def spine_length(drafts: int, width: int) -> int:
     """Return the number of drafts on the spine of a tree.
 
-    It is all drafts of a chain, or of a tree of at most 4, else five sixths of them, but at most `LONGEST_SPINE`.
+    A chain has only a spine, and so has a tree of at most 4 drafts. In a larger tree, five sixths of the drafts are on
+    the spine, but at most `LONGEST_SPINE`.
     """
     longest = LONGEST_STREAMED_SPINE if drafts == STREAMED_SIZE else LONGEST_SPINE
     return drafts if width == 1 or drafts <= 4 else min(round(drafts * 5 / 6), longest)

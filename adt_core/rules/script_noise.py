@@ -93,11 +93,7 @@ class ScriptNoise:
         return _Reader(self, *key)
 
     def calls(self, seed: int, positions: range, state: Tensor | None) -> _Calls:
-        """Return the noise of some positions, from the cache if possible.
-
-        Args:
-            state: State of the generator before the first of these positions; None for the first call with this seed.
-        """
+        """Return the noise of some positions. `state` is the generator's before them, or None before the first call."""
         calls = self._kept.get((seed, positions))
         if calls is None:
             calls = self._kept[seed, positions] = self._make(seed, positions, state)

@@ -42,11 +42,7 @@ _WHITE = {"I": 65535, "F": 1}
 
 @contextmanager
 def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
-    """Open an image without decoding it.
-
-    Raises:
-        IMAGE_ERRORS: If the source is not a regular file, is too large, or is not a valid image.
-    """
+    """Open an image without decoding it. Raise `IMAGE_ERRORS` if it is not valid, too large or no regular file."""
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
         if size > MAX_IMAGE_MIB * 2**20:

@@ -49,11 +49,7 @@ def shard_files(path: Path) -> list[Path]:
 
 
 def check_lines(path: Path, name: str) -> None:
-    """Check that lines can be appended to the file of the option `name`.
-
-    Raises:
-        AdtError: If the file exists, and does not begin with a line of this module.
-    """
+    """Raise AdtError if the file of an option exists, and does not begin with a line of this module."""
     if path.is_file():
         with opened(path) as file:
             first = file.read(len(BEGINNING))
@@ -83,11 +79,7 @@ class ImageLines:
         self._lock = FileLock(self.path.with_name(f".adt-tree-{self.path.name}.lock"))
 
     def append(self, job: Job, content: Mapping[str, Any]) -> None:
-        """Append the line of an image, and flush it to the disk.
-
-        Raises:
-            AdtError: If the file cannot be written.
-        """
+        """Append the line of an image, and flush it to the disk. Raise AdtError if the file cannot be written."""
         with self._locked():
             add_line(self.path, json.dumps({"image": job.number, "id": job.id, **self._identity(job), **content}))
 

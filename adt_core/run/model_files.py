@@ -89,10 +89,6 @@ def checkpoint_files(path: str | Path, role: str) -> list[Path]:
 
 
 def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
-
-    Args:
-        option: Option that selects the drafter.
-    """
+    """Return pairs of option and file for `images.check_outputs`. `option` is the one that selects the drafter."""
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
     return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

@@ -132,11 +132,7 @@ class Pipeline(Runner):
 
     @classmethod
     def of(cls, recipe: Recipe, placement: Placement = Placement()) -> Pipeline:
-        """Load the models of a complete recipe, as :func:`~adt_core.run.resolve.resolve_recipe` returns it.
-
-        Raises:
-            AdtError: If a model can't be read.
-        """
+        """Load the models of a complete recipe (:func:`.resolve_recipe`). Raise AdtError if a model can't be read."""
         loading = recipe.loading
         target = load_target(
             loading.model,
@@ -324,7 +320,7 @@ def _saved_by(pipeline: Pipeline, path: Path, loading: Mapping[str, Any], option
     """Return the settings of a PNG, with `options` in place of some. See :meth:`Pipeline.repeat`.
 
     Raises:
-        AdtError: If the PNG contains no valid settings, or another model or precision than `loading` says is loaded.
+        AdtError: If the PNG contains no valid settings, or `loading` has another model or precision.
     """
     device = pipeline.target.decoder.embedding.device
     given = {"model": loading["model"], "drafter": pipeline.recipe.drafter or "", "device": str(device), **options}

@@ -70,13 +70,10 @@ def by_tasks(methods: Mapping[Name, Callable[[Task], Result]], tasks: Iterable[T
 
 
 def by_rounds(decodings: Mapping[Name, Decoding], tokens: int | None = None) -> Iterator[Name]:
-    """Run decodings side by side. The one with the fewest finished tokens runs the next round.
+    """Run decodings side by side, and yield the name of each after its round. The one with the fewest tokens is next.
 
     Args:
         tokens: Number of finished tokens at which a decoding stops (default: all).
-
-    Yields:
-        After each round, the name of its decoding.
     """
     with ExitStack() as stack:
         running = {name: stack.enter_context(closing(iter(decoding))) for name, decoding in decodings.items()}

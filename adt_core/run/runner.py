@@ -143,7 +143,7 @@ class Finished:
         return {"tokens": self.codes, "figures": {**self.figures, **more}, SETTINGS_KEY: key}
 
     def result(self, texts: Mapping[str, str] | None = None, **more: Any) -> Result:
-        """Return the result of :meth:`Runner.result`, whose arguments `texts` and `more` are."""
+        """Return the result by :meth:`Runner.result`, which gets these arguments."""
         caption = {CAPTION: self.job.prompt} if self.job.text != self.job.prompt else {}
         return self.runner.result(self.decoding, self.image, self.job.text, texts, **caption, **more)
 

@@ -185,11 +185,7 @@ class PngStore:
         return [number for number in self.jobs.numbers if number not in present]
 
     def present(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Check the existing images, and yield the number and the record of each.
-
-        Raises:
-            AdtError: If a PNG is not the image of its name, or is damaged.
-        """
+        """Yield the number and the record of each existing image. Raise AdtError if it is damaged or another image."""
         existing = {} if self.overwrite else existing_images(self.folder)
         for number in self.jobs.numbers:
             if number in existing:
@@ -253,7 +249,7 @@ def image_number(name: str) -> int | None:
 
 
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:
-    """Return the files in a folder that have the name of an image, by number. Links are omitted, thus replaced."""
+    """Return the files with the name of an image, by number. Links are omitted: they are replaced and never followed."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:

@@ -179,11 +179,7 @@ class TarStore(PngStore):
             return True
 
     def _packed(self, path: Path) -> list[int]:
-        """Return the numbers of this run's images in a tar.
-
-        Raises:
-            AdtError: If the tar is damaged, or has an image of this run with other settings.
-        """
+        """Return the numbers of this run's images in a tar. Raise AdtError if it is damaged, or has other settings."""
         try:
             numbers = []
             for number, record in self._numbered(path):
@@ -212,11 +208,7 @@ class TarStore(PngStore):
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the key and the record of each image in a tar.
-
-    Raises:
-        ValueError: If the tar is damaged, cut off, or has members that this pack does not write.
-    """
+    """Yield key and record of each image in a tar. Raise ValueError if it is damaged, cut off or of another program."""
     with opened(path) as file:
         for name, content in small_members(file, ".json"):
             key, _, kind = name.partition(".")

@@ -70,11 +70,7 @@ def _truncate(check: Callable[[str], str], prompt: str) -> str:
 
 
 def _longest_prefix(check: Callable[[str], str], prompt: str, ends: Sequence[int]) -> str:
-    """Return the longest beginning of a prompt that the model can read, or "".
-
-    Args:
-        ends: Possible lengths of the result in characters, in increasing order.
-    """
+    """Return the longest beginning that the model can read, or "". Its length is one of `ends`, in increasing order."""
     count = bisect_left(ends, True, key=lambda end: not _fits(check, prompt[:end]))
     return prompt[: ends[count - 1]] if count else ""
 

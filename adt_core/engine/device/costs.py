@@ -49,10 +49,6 @@ class Costs:
         """Set `profile` to the given profile, or else to the one that was learned on this device.
 
         With relaxed acceptance, it contains the built-in estimates for this kind of device.
-
-        Args:
-            batch_size: Number of images that are decoded together.
-            threads: Number of CPU threads of the decoding.
         """
         self._threads = threads
         if self._is_needed and self.profile is None:

@@ -280,11 +280,7 @@ class _Trial:
     """A partly generated image in a model with few layers, and a path of codes that could follow its tokens."""
 
     def __init__(self, request: Request, fallback: FallbackConfig | None, with_longer_prompt: bool = False):
-        """Read the prompts and the preceding tokens. Arguments as in :func:`differences`.
-
-        Args:
-            with_longer_prompt: Whether the batch has a second image with a longer prompt.
-        """
+        """Read the prompts and the preceding tokens. A second image can have a longer prompt."""
         target = first_layers(request.target)
         target.decoder.fallback = fallback
         before = min(PRECEDING_TOKENS, target.length // 2)

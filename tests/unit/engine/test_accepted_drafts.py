@@ -47,16 +47,14 @@ class Resting(Policy):
         return [self.CHAIN if self.rounds % 3 == 0 else PLAIN_SHAPE] * len(slots)
 
 
+TREE = dict(method="eagle2", depth=4, width=3, drafts=10)
 WINDOW = dict(method="eagle2", depth=20, width=4, drafts=24)
 GROWING = dict(method="adt-tree", depth=12, drafts=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
 CASES = {
-    "network, eagle2": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
-    "network, eagle2, three images": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
-    "network, eagle2, top-k": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10, proposal="top-k")),
-    "network, pruned": (
-        "bundled",
-        dict(method="eagle2", depth=6, width=3, drafts=10, expand_above=0.3, keep_above=0.05),
-    ),
+    "network, eagle2": ("bundled", TREE),
+    "network, eagle2, three images": ("bundled", TREE),
+    "network, eagle2, top-k": ("bundled", dict(TREE, proposal="top-k")),
+    "network, pruned": ("bundled", dict(TREE, depth=6, expand_above=0.3, keep_above=0.05)),
     "network, adt-tree": ("bundled", dict(method="adt-tree")),
     "network, mc_sim_7b_63": ("bundled", dict(method="static:mc_sim_7b_63")),
     "network, naive_extend_57, top-k": ("bundled", dict(method="static:naive_extend_57", proposal="top-k")),

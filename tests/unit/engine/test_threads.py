@@ -145,9 +145,7 @@ def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypa
         for drafting in (Drafting(PLAIN), Drafting("auto")):
             sampling = Sampling(guidance_scale=guidance)
             rows = [target.encode_prompt("a cat")]
-            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
-            for _ in decoding:
-                pass
+            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter).run()
             most = product_report(decoding.request).threads
             assert decoding.trace.settings["threads"] == min(cores, most)
             found.append(decoding.codes)

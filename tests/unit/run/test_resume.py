@@ -196,12 +196,11 @@ def test_inputs_in_the_output_folder_are_not_overwritten(generate):
     assert code == 2 and "--output" in err and "--continue-from" in err
 
 
-def test_an_image_without_a_list_is_generated_again(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    usual = {"model": tiny / "target", "drafter": "jacobi", "prompt": "a cat", "output": "a.png", "tokens": "t.jsonl"}
-    assert cli.main(words("generate", **usual)) == 0
+def test_an_image_without_a_list_is_generated_again(generate):
+    usual = {"prompts": None, "prompt": "a cat", "drafter": "jacobi", "tokens": "t.jsonl"}
+    assert generate("a.png", **usual)[0] == 0
     first = contents(".")
-    assert cli.main(words("generate", **usual, seed=5)) == 0
+    assert generate("a.png", **usual, seed=5)[0] == 0
     assert contents(".") != first and [line["seed"] for line in read_lines("t.jsonl")] == [0, 5], "lines are appended"
 
 
