@@ -249,7 +249,7 @@ def image_number(name: str) -> int | None:
 
 
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:
-    """Return the files with the name of an image, by number. Links are omitted: they are replaced and never followed."""
+    """Return the files with the name of an image, by number. Links are omitted; they are replaced, never followed."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
