@@ -31,8 +31,7 @@ class Prefill:
 
     Attributes:
         features: [R, n, h], the target's features of all tokens of the prompt and prefix.
-        ids: [R, n]. Column i is the id of token i + 1, and column i of `features` belongs to token i. So the last
-            column is the first decoded token.
+        ids: [R, n]. Column i is the id of token i + 1, so the last column is the first decoded token.
         metadata: Positions and attention mask of the forward pass.
         z: [B, 1, V], processed logits from which the first token was sampled.
         position: Raster position of the first decoded token.
@@ -79,7 +78,7 @@ class TreeSizes:
         width: Largest width among the images.
         drafts: Largest number of drafts among the images.
         branches: Largest number of drafts outside the longest path of a tree, among the images.
-        tree: Name of a fixed tree from a paper ("published tree"), as in :class:`Shape`; "" for other trees.
+        tree: Name of a fixed tree from a paper ("published tree"), or "", as in :class:`Shape`.
         mode: Name of the draft mode, as in :class:`Shape`.
         alike: Whether the trees of all images have exactly `depth`, `width` and `drafts` as their limits.
     """
@@ -114,10 +113,7 @@ class TreeSizes:
 
     @property
     def lengths(self) -> Tensor:
-        """Maximum number of drafts on a path of each image's tree, [B, 1].
-
-        It is the smaller of two limits: the maximum depth and the maximum number of drafts.
-        """
+        """Maximum number of drafts on a path of each image's tree, [B, 1]: the smaller of maximum depth and drafts."""
         return torch.minimum(self._limits[:, :1], self._limits[:, 2:])
 
     @property
@@ -211,11 +207,7 @@ class Proposer:
         """Update the state after a plain round."""
 
     def select(self, slots: Tensor, rows: BatchRows) -> None:
-        """Keep only the images of the given slots.
-
-        Args:
-            slots: [b], indices of the slots to keep.
-        """
+        """Keep only the images of the given slots [b]."""
         for name, index in self._indexed_state(slots, self.rows):
             part = getattr(self, name)
             if isinstance(part, Tensor):
@@ -258,7 +250,7 @@ class Proposer:
         return tensors
 
     def _indexed_state(self, slots: Tensor, rows: BatchRows) -> list[tuple[str, Tensor]]:
-        """Return the name of each state attribute, with the indices of the slots' entries in this attribute."""
+        """Return the name of each state attribute, with the indices of the slots' entries in it."""
         row_numbers = rows.of(slots)
         return [(name, slots) for name in self.by_image] + [(name, row_numbers) for name in self.by_row]
 
@@ -269,9 +261,9 @@ class Drafter:
     Attributes:
         defaults: Default options of drafting with this drafter.
         gpu_defaults: Defaults that replace `defaults` on a GPU, where more drafts cost almost nothing.
-        unguided_gpu_defaults: Defaults that also replace `gpu_defaults` if there is no guidance. An image then has one
-            batch row instead of two.
-        gpu_method_defaults: Defaults of single methods on a GPU, by method. They replace the defaults of all methods.
+        unguided_gpu_defaults: Defaults that also replace `gpu_defaults` without guidance. An image then has one batch
+            row instead of two.
+        gpu_method_defaults: Defaults of single methods on a GPU, which replace the defaults of all methods.
         modes: Draft modes, for a policy that chooses between modes.
         name: Name by which `load_drafter` has loaded the drafter; "" for a drafter that a program has made.
     """
@@ -294,11 +286,7 @@ class Drafter:
         return self
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
-        """Make the state for a batch of images.
-
-        Args:
-            context: Data of the request that drafters may use.
-            noise: Noise with which the target samples; None at temperature 0.
+        """Make the state for a batch of images. Arguments as the attributes of :class:`Proposer`.
 
         Raises:
             AdtError: If the drafter does not support the request's method.
@@ -306,11 +294,7 @@ class Drafter:
         raise NotImplementedError
 
     def uncommitted(self, largest: Shape) -> int:
-        """Return the maximum number of entries per batch row that a round appends to the drafter's KV cache.
-
-        Args:
-            largest: Size of the largest draft tree of the method.
-        """
+        """Return the most entries per batch row that a round with a tree of size `largest` appends to the KV cache."""
         return 0
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:

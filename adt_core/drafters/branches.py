@@ -78,17 +78,13 @@ def spine_and_branches(
 
 
 def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
-    """Return the ancestors of nodes that are described by runs, as in the docstring of this module.
-
-    The ancestors of a node are the nodes up to its base, which are in the spine, and the run up to the node.
+    """Return the ancestors of nodes, as `DraftTree.ancestors`: the nodes up to the base, and the run up to the node.
 
     Args:
         numbers: [n], the numbers 0, 1, 2, ...
         base: [B, n], base of each node.
-        run: [B, n], number of nodes in the run up to each node. It is 0 for the root and for padding.
-
-    Returns:
-        [B, n, n] bool, as `DraftTree.ancestors`. The ancestors of padding are the root and itself.
+        run: [B, n], number of nodes in the run up to each node. It is 0 for the root and for padding, whose ancestors
+            are the root and itself.
     """
     before_run = (numbers - run.clamp_min(1))[..., None]
     in_run = (numbers > before_run) & (numbers <= numbers[:, None])
@@ -96,10 +92,7 @@ def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
 
 
 def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
-    """Return the log-probability of each possible branch.
-
-    The branch (i, r, m) consists of the spine's tokens before position i, candidate r at position i, and then the next
-    m tokens of the spine. Its log-probability is the sum of the log-probabilities of all these tokens.
+    """Return the log-probability of each possible branch: the sum of those of all its tokens.
 
     Args:
         log_p: [B, M, k], log-probability of each of k candidates at each position. The first candidate is the spine's.
@@ -125,12 +118,7 @@ def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
 
 
 def _branch_of(index: Tensor, others: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return i, r and m of the branch (i, r, m) with some index in the flattened result of :func:`branch_scores`.
-
-    Args:
-        index: Indices, in any shape.
-        others: Number k - 1 of candidates outside the spine at each position.
-    """
+    """Return i, r and m of the branches with some indices in the flattened result of :func:`branch_scores`."""
     # The index is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is i * (k - 1) + r - 1.
     candidate = index // (LONGEST_RETURN + 1)
     return candidate // others, candidate % others + 1, index % (LONGEST_RETURN + 1)

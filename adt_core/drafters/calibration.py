@@ -22,17 +22,14 @@ from torch import Tensor
 from .base import Verified
 
 UNREAD = 0
-"""Freshness of a position that the target has not read yet. It stays the same when tokens before the position change,
-because 0 is smaller than every distance."""
+"""Freshness of a position that the target has not read yet. Being smaller than every distance, it stays the same when
+tokens before the position change."""
 UNCHANGED = 10**6
-"""Freshness of a position before which no token has changed. It is larger than every distance between positions."""
+"""Freshness of a position before which no token has changed, larger than every distance."""
 FRESH_FROM = (1, 2, 3, 4, 5, 9, UNCHANGED)
 """Smallest freshness of the classes 1, 2, ..., 7. Class 5 has the freshness 5 to 8, and class 6 the freshness 9 or
-more.
-
-Class 0 has the freshness `UNREAD`. In class 7, no token before the position has changed, so its first candidate is
-almost always correct.
-"""
+more. Class 0 has the freshness `UNREAD`. In class 7, no token before the position has changed, so its first candidate
+is almost always correct."""
 CLASSES = len(FRESH_FROM) + 1
 """Number of freshness classes."""
 INITIAL_TEMPERATURES = (1.0, *(distance**-0.5 for distance in FRESH_FROM[:-1]), 0.05)
@@ -40,18 +37,16 @@ INITIAL_TEMPERATURES = (1.0, *(distance**-0.5 for distance in FRESH_FROM[:-1]), 
 INITIAL_HIT_RATES = (0.2, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.95)
 """Initial hit rate of each class: the estimated share of positions whose most probable candidate is correct."""
 INITIAL_NETWORK_HIT_RATES = (0.5,) * CLASSES
-"""Initial hit rates of candidates from a drafter network.
-
-A position with candidates from the network has the class `CLASSES + c`, where c is the class for its freshness.
-"""
+"""Initial hit rates of candidates from a drafter network. A position with candidates from the network has the class
+`CLASSES + c`, where c is the class for its freshness."""
 LEARNING_RATE = 0.1
 """Learning rate of the temperatures."""
 PRIOR = 4.0
-"""Weight of an initial hit rate: the initial rate counts as much as this number of observed positions."""
+"""Weight of an initial hit rate, as a number of observed positions."""
 
 
 class Forecast(NamedTuple):
-    """Predictions for some positions. They are later compared with the tokens that were decided at these positions.
+    """Predictions for some positions, later compared with the tokens that were decided there.
 
     Attributes:
         classes: [B, m], class c for the freshness of each position, less than `CLASSES`. Candidates of kind j have the
@@ -73,11 +68,7 @@ class Calibration:
     """
 
     def __init__(self, images: int, like: Tensor):
-        """Start from the initial estimates.
-
-        Args:
-            like: Tensor whose dtype and device are used.
-        """
+        """Start from the initial estimates, with the dtype and the device of `like`."""
         self._temperature = like.new_tensor(INITIAL_TEMPERATURES + (1.0,) * CLASSES).repeat(images, 1)
         rates = like.new_tensor(INITIAL_HIT_RATES + INITIAL_NETWORK_HIT_RATES)
         self._counts = (torch.stack([rates, torch.ones_like(rates)]) * PRIOR).repeat(images, 1, 1)
@@ -98,14 +89,11 @@ class Calibration:
             part[slots] = new
 
     def log_probabilities(self, classes: Tensor, scores: Tensor) -> Tensor:
-        """Estimate the log-probabilities of the candidates at some positions.
+        """Estimate the log-probabilities of the candidates at some positions, [B, m, K].
 
         Args:
             classes: [B, m], class of each position.
             scores: [B, m, K], scores of the candidates.
-
-        Returns:
-            [B, m, K].
         """
         return (scores / self._temperature.gather(1, classes)[..., None]).log_softmax(-1)
 
@@ -117,8 +105,8 @@ class Calibration:
     def learn(self, forecast: Forecast | None, verified: Verified, is_decided: Tensor) -> None:
         """Update temperatures and hit rates from a verified tree.
 
-        Only positions up to the first wrong token of the spine are used. The drafts after this position were computed
-        from the wrong token.
+        Only positions up to the first wrong token of the spine are used; later drafts were computed from the wrong
+        token.
 
         Args:
             is_decided: [B, n] bool, whether each of the first n codes after the root is decided.
@@ -142,7 +130,7 @@ class Calibration:
         Args:
             of_class: [B, CLASSES, m] bool, whether the observation at a position is used for a class.
             hit: [B, k, m], 1 if the most probable candidate was correct, else 0.
-            predicted: [B, k, m], estimated probability that this candidate is correct.
+            predicted: [B, k, m], estimated probability that it is correct.
         """
         images, kinds, m = hit.shape
         values = torch.cat([predicted - hit, hit, torch.ones_like(hit)], 1).view(images, 3, kinds, 1, m)
@@ -159,12 +147,12 @@ def _class_bounds(device: torch.device) -> Tensor:
 
 
 def freshness_classes(freshness: Tensor) -> Tensor:
-    """Return the class for each freshness, in the same shape. Example: UNREAD, 1, 6 and UNCHANGED give 0, 1, 5, 7."""
+    """Return the class for each freshness. Example: UNREAD, 1, 6 and UNCHANGED give 0, 1, 5, 7."""
     return torch.bucketize(freshness, _class_bounds(freshness.device), right=True)
 
 
 def has_poor_feature(freshness: Tensor) -> Tensor:
-    """Return whether the target's feature is of little use, a bool for each freshness, in the same shape.
+    """Return whether the target's feature is of little use, a bool for each freshness.
 
     This holds for positions directly after a changed token, and for positions that the target has not read yet.
     """

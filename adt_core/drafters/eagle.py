@@ -43,13 +43,11 @@ class Pairing(NamedTuple):
     """Pairing of features and token ids when a drafter was trained.
 
     EAGLE pairs the feature of a token with the id of the next token. The public training code for Anole and Lumina-mGPT
-    differs in two ways. The code pairs the feature of a token with the same token. And it uses the codes of image
-    tokens instead of token ids. A code is the index of a codebook entry, from 0 on. The id of an image token is its
-    code plus an offset.
+    differs in two ways.
 
     Attributes:
         late: Whether the feature of a token is paired with the same token instead of the next token.
-        codes: Whether codes are used instead of token ids.
+        codes: Whether the codes of image tokens are used instead of token ids, which are larger by an offset.
     """
 
     late: bool = False
@@ -72,11 +70,7 @@ class EagleDrafter(nn.Module, Drafter):
     unguided_gpu_defaults = {"drafts": 63}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
-        """Make the network with uninitialised weights.
-
-        Args:
-            input_norm: Whether the layer has a norm before the attention.
-        """
+        """Make the network with uninitialised weights. With `input_norm`, the layer has a norm before the attention."""
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -89,15 +83,11 @@ class EagleDrafter(nn.Module, Drafter):
         return self
 
     def forward(self, ids: Tensor, features: Tensor, context: LayerContext, cache: KVCache) -> Tensor:
-        """Predict the next features.
+        """Predict the next features [R, n, h], and write the keys and values of the pairs to the drafter's KV cache.
 
         Args:
             ids: [R, n], token id of each pair.
             features: [R, n, h], feature of each pair.
-            cache: KV cache of the drafter. The keys and values of the pairs are written to it.
-
-        Returns:
-            [R, n, h], predicted features.
         """
         # An index needs fewer operations than `embedding`, whose gradient is faster.
         embedded = F.embedding(ids, self.embedding) if torch.is_grad_enabled() else self.embedding[ids]
@@ -117,14 +107,11 @@ class EagleDrafter(nn.Module, Drafter):
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
-    """Return the token ids with which n features are paired.
+    """Return the token ids [R, n] with which n features are paired.
 
     Args:
         ids: [R, n + 1], token ids: the tokens of the n features, then the token that follows these tokens.
         image_ids: [V], token id of each code.
-
-    Returns:
-        [R, n], the token ids.
     """
     ids = ids[:, :-1] if pairing.late else ids[:, 1:]
     if not pairing.codes:
@@ -141,7 +128,7 @@ def draft_logits(
     guidance: Tensor | float,
     head: Tensor | None = None,
 ) -> Tensor:
-    """Return the logits by which drafts are ranked.
+    """Return the logits [B, m, V] by which drafts are ranked.
 
     Top-k and top-p filters are not applied. They would not change the order of the most probable codes.
 
@@ -149,13 +136,10 @@ def draft_logits(
         decoder: Decoder of the target. Its head computes the logits.
         out: [R, m, h], features that the drafter has predicted.
         sampling: Settings of sampling. Only the temperature is used.
-        bias: [B, m or 1, V], added to the logits: the vocabulary mask (grammar) at the drafts' positions, plus the
-            noise if it is used for drafting.
+        bias: [B, m or 1, V], added to the logits: the grammar at the drafts' positions, plus the noise if it is used
+            for drafting.
         guidance: Guidance scale, a tensor [..., 1] or one number for all positions.
         head: Result of :func:`.half_head.half_head`.
-
-    Returns:
-        [B, m, V], the logits.
     """
     return process_logits(decoder.logits(out.to(decoder.wide_dtype), guidance, head), sampling, bias, filters=False)
 
@@ -241,23 +225,19 @@ class EagleProposer(Proposer):
         return tokens[:, :-1] if self._drafter.pairing.late else tokens[:, 1:]
 
     def read_ahead(self, codes: Tensor, features: Tensor, context: LayerContext) -> Tensor:
-        """Read pairs of successive tokens.
+        """Read pairs of successive tokens, and return the predicted features [R, m, h] of the next tokens.
 
         Args:
             codes: [B, m], result of :meth:`paired_codes` for m successive tokens and the token after them.
             features: [R, m, h], features of the m tokens.
             context: Result of :meth:`context_ahead` for m tokens.
-
-        Returns:
-            [R, m, h], predicted features of the m tokens that follow the first one.
         """
         return self._run(self._ids(codes), features, context)
 
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
 
-        Returns:
-            [R, N + 1, h], the network's predictions of the features of all nodes.
+        Return the network's predictions of the features of all nodes, [R, N + 1, h].
         """
         # The pair of a node combines the feature of its parent with the token of the node. The pair has the position of
         # the parent. The last pair belongs to the next root. Its parent is the last accepted node. Example: the tree is
@@ -305,26 +285,21 @@ class EagleProposer(Proposer):
     # ---- growing a tree ---------------------------------------------------------------------
 
     def children(self, out: Tensor, bias: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-        """Return the best children of m nodes.
+        """Return scores and codes [B, m, width] of the best children of m nodes.
+
+        A score is the log-probability of a child: log-softmax of :func:`draft_logits`. If noise is used for drafting,
+        the score approximates the logarithm of the probability that the child is accepted.
 
         Args:
             out: [R, m, h], predicted features of the nodes.
             bias: [B, m or 1, V], result of :meth:`logit_bias` at the positions of the children.
-
-        Returns:
-            Scores and codes [B, m, width]. A score is the log-probability of a child: log-softmax of
-            :func:`draft_logits`. If noise is used for drafting, the score approximates the logarithm of the probability
-            that the child is accepted.
         """
         z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance, self._head)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 
     def logit_bias(self, roots: Roots, depth: int) -> Tensor | None:
-        """Return noise plus grammar at the `depth` positions after each root, [B, depth, V].
-
-        None if drafting uses no noise and the model has no grammar.
-        """
+        """Return noise plus grammar at `depth` positions after each root, [B, depth, V]; None if there is neither."""
         if self._grammar is None and self.noise is None:
             return None
         at = (roots.at + self.rows.columns[1 : depth + 1]).clamp_max(self.context.target.length - 1)
@@ -345,10 +320,10 @@ class EagleProposer(Proposer):
         return self._grow_tree(roots, by_level, growth, sizes)
 
     def _grow_chain(self, roots: Roots, biases: list[Tensor | None], growth: Growth) -> DraftTree:
-        """Grow a tree of width 1. This is simpler than `_grow_tree`: no selection of nodes and no mask is needed.
+        """Grow a tree of width 1, without selection of nodes and without a mask.
 
         Args:
-            biases: For each level, noise plus grammar [B, 1, V]; None if there is neither noise nor grammar.
+            biases: For each level, noise plus grammar [B, 1, V]; None if there is neither.
         """
         out = self.root_feature
         tokens = [roots.codes[:, None]]
@@ -369,8 +344,8 @@ class EagleProposer(Proposer):
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, sizes: TreeSizes) -> DraftTree:
         """Grow a tree level by level. At the end, keep only the nodes with the best scores.
 
-        The best candidates of a level form the beam. Each candidate in the beam gets `width` children. The other
-        candidates of the level get no children.
+        The best candidates of a level form the beam and get `width` children each. The other candidates get no
+        children.
         """
         pool = CandidatePool()
         out = self.root_feature
@@ -413,14 +388,11 @@ class Growth:
         self._expand = _log(context.settings.expand_above)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
-        """Exclude candidates of a level.
+        """Return the scores of a level, with -inf for excluded candidates.
 
         Args:
             scores: [B, m, k], cumulative log-probabilities of k children for each of m nodes.
             level: Number of the level, 1 for the root's children.
-
-        Returns:
-            The scores, with -inf for excluded candidates.
         """
         if not self._shapes.alike:
             rank = torch.arange(scores.shape[-1], device=scores.device)
@@ -429,16 +401,12 @@ class Growth:
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
 
     def has_ended(self, scores: Tensor) -> bool:
-        """Return whether no chain can grow further. On a GPU, the result is always False, because sizes are fixed.
-
-        Args:
-            scores: Cumulative log-probability of the last draft of each chain.
-        """
+        """Return whether no chain with these scores can grow further. On a GPU, sizes are fixed, so it is False."""
         can_end = self._keep > -math.inf or self._expand > -math.inf
         return can_end and self._context.size(lambda: scores > self._expand, 1) == 0
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
-        """Select the candidates of a level that get children: the beam.
+        """Select the candidates of a level that get children: the beam. Return their scores and indices, [B, m] each.
 
         On a CPU, a candidate is left out if none of its children can be in the final tree (:meth:`promising`). On a
         GPU, where rounds are replayed as CUDA graphs, the size of the beam is fixed.
@@ -447,9 +415,6 @@ class Growth:
             scores: [B, n], cumulative log-probabilities of the level's candidates.
             level: Number of the level, 1 for the root's children.
             pool: Candidates of all levels so far.
-
-        Returns:
-            Scores and indices of the selected candidates, [B, m] each.
         """
         best, beam = scores.topk(min(self._shapes.width, scores.shape[1]), 1)
         if not self._shapes.alike:
@@ -470,7 +435,6 @@ class Growth:
 
         Args:
             best: [B, m], cumulative log-probabilities of a level's best candidates.
-            pool: Candidates of all levels so far.
         """
         return (best > pool.threshold(self._shapes.drafts, self._shapes.budgets)).sum(1)
 
@@ -497,16 +461,11 @@ def _log(probability: float) -> float:
 
 @cache
 def _tree_levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Return the levels of a published tree.
-
-    Args:
-        name: Key of STATIC_TREES.
-        device: Device of the tensors.
+    """Return the levels of a published tree, a key of STATIC_TREES.
 
     Returns:
-        Two tensors for each level. The level has m parents with k candidates each. The first tensor, [m, k] bool, is
-        True for candidates that are not nodes of the tree. The second tensor has the flat indices of the candidates
-        that have children.
+        Two tensors for each level with m parents and k candidates each. The first tensor, [m, k] bool, is True for
+        candidates that are not nodes of the tree. The second has the flat indices of the candidates that have children.
     """
     # Example: the root has 2 children. The first child has 2 children, the second child has none. Then k = 2, and the
     # levels are ([[False, False]], [0]) and ([[False, False]], []).

@@ -22,10 +22,8 @@ from .eagle import EagleDrafter, Pairing
 PAIRING_FILE = "pairing.json"
 """File in a drafter's folder. The command `check-drafter` saves the drafter's :class:`Pairing` in this file."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
-"""`DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen.
-
-The two numbers are defined in :func:`grid_of_pairs`.
-"""
+"""`DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen. The two
+numbers are defined in :func:`grid_of_pairs`."""
 
 
 @torch.inference_mode(False)
@@ -94,13 +92,10 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
-    """Return a drafter without its weights, and the list of checkpoint entries to load.
+    """Return a drafter without its weights, on the device "meta", and the checkpoint entries to load.
 
     Args:
-        target: Configuration of the target. It is used for values that the drafter's `config.json` lacks.
-
-    Returns:
-        The drafter on the device "meta", and one entry for each of its parameters.
+        target: Configuration of the target, for values that the drafter's `config.json` lacks.
     """
     fields = checkpoint.config
     grid = LLAMAGEN_GRIDS.get(str(fields.get("input_type")))
@@ -115,7 +110,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
 
 def config_fields(config: DecoderConfig) -> dict:
-    """Return the fields of the `config.json` of a drafter with the given configuration."""
+    """Return the `config.json` of a drafter with the given configuration."""
     stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == config.grid_rope), None)
     return {
         **({"input_type": stage} if stage else {}),

@@ -207,8 +207,6 @@ class JacobiProposer(Proposer):
         """Make empty windows.
 
         Args:
-            context: Data of the request that drafters may use.
-            noise: Noise with which the target samples; None at temperature 0.
             width: Number of candidates to store for each position.
 
         Raises:
@@ -259,8 +257,8 @@ class JacobiProposer(Proposer):
         """Store the decided tokens, and make new drafts for all later positions for which the tree has logits.
 
         Returns:
-            Two tensors [B, m] for the m positions from the root on. The first has the raster position, or T (the spare
-            column) if no node has logits for it. The second has the node whose logits were used for the position.
+            Two tensors [B, m] for the m positions from the root on: the raster position, or T (the spare column) if no
+            node has logits for it; and the node whose logits were used.
         """
         tree = verified.tree
         root = verified.roots.at
@@ -293,7 +291,6 @@ class JacobiProposer(Proposer):
         return self._codes.gather(1, at.clamp_max(self.length))
 
     def _noise(self, at: Tensor) -> Tensor | None:
-        """Return the noise g [B, m, V] at raster positions `at` [B, m]; None at temperature 0."""
         return None if self.noise is None else self.noise.at(at)
 
     def _best(self, perturbed: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -319,7 +316,7 @@ class JacobiProposer(Proposer):
         self._scores.scatter_(1, index, scores)
 
     def _store_decided(self, following: Tensor, at: Tensor, is_decided: Tensor) -> None:
-        """Write the decided codes to `_codes`. They replace the drafts at their positions.
+        """Write the decided codes to `_codes`, in place of drafts.
 
         Args:
             following: [B, n], codes after the root.
@@ -330,14 +327,12 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, torch.where(is_decided[:, after], at[:, after], self._spare), following)
 
     def _last_change(self, tree: DraftTree, node_at: Tensor) -> Tensor:
-        """Find the last token that has changed on the path from the root to each node.
+        """Return for each node the depth of the last token on its path that differs from the current token, [B, N + 1].
+
+        It is 0 if no token differs.
 
         Args:
             node_at: [B, N + 1], raster position of each node.
-
-        Returns:
-            [B, N + 1]. For each node: among the tokens on the path to the node that differ from the current token at
-            the same position, the depth of the last one; 0 if no token differs.
         """
         changed = torch.where(tree.tokens != self._codes.gather(1, node_at), tree.depths, self._zero)
         return torch.where(tree.ancestors, changed[:, None], self._zero).amax(-1)
@@ -371,7 +366,7 @@ class JacobiProposer(Proposer):
         )
 
     def build_tree(self, window: Window, sizes: TreeSizes, forecast: Forecast | None = None) -> DraftTree:
-        """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows.
+        """Return the trees of a window: the spine, and as many branches as the shape allows.
 
         Args:
             forecast: Forecast to learn from. The default is a forecast for the spine, if it has no candidates from a
@@ -398,9 +393,8 @@ class JacobiProposer(Proposer):
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
         """Make drafts for the positions that enter the windows in this round.
 
-        For most of these positions, the target has not computed logits. So all of these positions use the logits
-        `_furthest`. This works because the logits at neighbouring positions of an image are similar. The noise of each
-        position is added to the logits.
+        For most of these positions, the target has not computed logits. So all use the logits `_furthest`, because
+        logits at neighbouring positions of an image are similar. The noise of each position is added.
 
         Args:
             lengths: [B, 1], length of each image's window.
@@ -423,9 +417,8 @@ class JacobiProposer(Proposer):
 def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each position, the two nodes whose paths agree best with the current tokens.
 
-    A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have the depth d.
-    The best of these nodes is the node with the smallest `last_change`: after the depth `last_change`, all tokens on
-    the path to the node are equal to the current tokens.
+    A node at depth d has the logits for the position that is d + 1 after the root. The best of several nodes has the
+    smallest `last_change`: after that depth, all tokens on the path to the node are equal to the current tokens.
 
     Args:
         last_change: [B, N + 1], result of :meth:`JacobiProposer._last_change`.
@@ -465,18 +458,12 @@ def _gather_nodes(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _expected(
-    perturbed: Tensor,
-    best: Tensor,
-    second: Tensor,
-    noise: Tensor | None,
-    steps: Tensor,
-    distance: Tensor,
+    perturbed: Tensor, best: Tensor, second: Tensor, noise: Tensor | None, steps: Tensor, distance: Tensor
 ) -> Tensor:
-    """Estimate the scores z + g at some positions, given the current tokens before these positions.
+    """Estimate the scores z + g at some positions, given the current tokens before these positions, [B, m, V].
 
-    The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
-    read the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the
-    estimate.
+    The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has read
+    the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the estimate.
 
     Args:
         perturbed: [B, N + 1, V], as in :class:`Verified`.
@@ -485,9 +472,6 @@ def _expected(
         noise: [B, m, V], noise g at the positions; None at temperature 0.
         steps: [m], distance from the root to each position: 0, 1, 2, ...
         distance: [B, m], distance from each position to the nearest token before it that has changed.
-
-    Returns:
-        [B, m, V].
     """
     expected = _blend(_gather_nodes(perturbed, best), _gather_nodes(perturbed, second), 0.5)
     # The logits of the previous position. The root's own position has none, but its distance is never 1.
@@ -504,5 +488,5 @@ def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
 
 
 def _without(perturbed: Tensor, noise: Tensor | None) -> Tensor:
-    """Subtract the noise g from scores z + g, and return z, all [B, m, V]. At temperature 0, the scores are z."""
+    """Subtract the noise g from scores z + g, and return z, all [B, m, V]. At temperature 0, there is no noise."""
     return perturbed if noise is None else perturbed - noise

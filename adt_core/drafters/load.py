@@ -29,11 +29,10 @@ class NetworkKind(NamedTuple):
 
     Attributes:
         drafter: Class of the drafter, with its default options.
-        recognises: Function that returns whether a path contains a drafter of this kind. Its argument is "bundled" or
-            the path that the user gave.
-        load: Function that loads a drafter for a target, as :func:`load_drafter` does.
-        fits: Function that returns whether the drafter at a path was made for a target. It reads no weights.
-        combined: Function that combines the drafter with the Jacobi window; None if that is not possible.
+        recognises: Returns whether a path, "bundled" or what the user gave, contains a drafter of this kind.
+        load: Loads a drafter for a target, as :func:`load_drafter` does.
+        fits: Returns whether the drafter at a path was made for a target. It reads no weights.
+        combined: Combines the drafter with the Jacobi window; None if that is not possible.
     """
 
     drafter: type[Drafter]
@@ -44,15 +43,11 @@ class NetworkKind(NamedTuple):
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter}
-"""Drafters without files, by name. Any other name is the path of a drafter network.
-
-To add a drafter without files, add a line here.
-"""
+"""Drafters without files, by name. Any other name is the path of a drafter network. To add a drafter without files, add
+a line here."""
 NETWORKS: list[NetworkKind] = [NetworkKind(EagleDrafter, lambda path: True, load_eagle, fits_target, MergedDrafter)]
-"""Kinds of drafter networks. If several kinds recognise a path, the last of them loads it.
-
-To add a drafter with files, add a line at the end.
-"""
+"""Kinds of drafter networks. If several kinds recognise a path, the last of them loads it. To add a drafter with files,
+add a line at the end."""
 
 
 @own_torch_state()
@@ -62,7 +57,7 @@ def load_drafter(
     """Load a drafter for a target.
 
     Args:
-        path: Key of `DRAFTERS`, "bundled", or the folder of a drafter network. After "bundled" or a folder, the suffix
+        path: Key of `DRAFTERS`, "bundled", or the folder of a drafter network. After the last two, the suffix
             `WITH_WINDOW` adds the Jacobi window.
         check: Called often; may raise an exception to cancel.
         device: Device of the weights (default: the target's).
@@ -103,14 +98,7 @@ def fits(path: str | Path, target: Target) -> bool:
 
 
 def drafter_defaults(name: str, device: str, guided: bool = True, *, method: str | None) -> Mapping[str, Any]:
-    """Return the default options of drafting with a drafter, without loading it.
-
-    Args:
-        name: Name of the drafter, as for :func:`load_drafter`.
-        device: Type of device, "cpu" or "cuda".
-        guided: Whether guidance is on.
-        method: Name of the method; None for the default method.
-    """
+    """Return :func:`default_options` of the drafter with this name, without loading it."""
     if name in DRAFTERS:
         return default_options(DRAFTERS[name](), device, guided, method=method)
     network = MergedDrafter if name.endswith(WITH_WINDOW) else _kind_of(name).drafter
@@ -140,17 +128,13 @@ def is_network(name: str) -> bool:
 
 
 def with_window(drafter: Drafter) -> Drafter:
-    """Combine a drafter network with the Jacobi window. Drafters without such a combination are returned unchanged."""
+    """Combine a drafter network with the Jacobi window. Return other drafters unchanged."""
     combined = next((kind.combined for kind in NETWORKS if isinstance(drafter, kind.drafter)), None)
     return combined(drafter) if combined else drafter
 
 
 def without_window(drafter: Drafter) -> Drafter | None:
-    """Remove the Jacobi window from a combined drafter.
-
-    Returns:
-        The drafter network; None if the drafter has no network.
-    """
+    """Return the network of a drafter, without the Jacobi window; None if the drafter has no network."""
     if isinstance(drafter, MergedDrafter):
         return drafter.eagle
     return drafter if drafter.network is not None else None

@@ -50,11 +50,9 @@ MERGED = DraftMode(
 )
 """Draft mode that makes trees from the window and the network."""
 CORRECTION = (0.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)
-"""For each freshness class of :mod:`.calibration`, the share of the network's last error that is added.
-
-If the nearest changed token is far before a position, the network's error stays nearly the same, so the share is 1. The
-first class contains positions that the target has not read. No error is known for these, so the share is 0.
-"""
+"""For each freshness class of :mod:`.calibration`, the share of the network's last error that is added. If the nearest
+changed token is far before a position, the error stays nearly the same, so the share is 1. The first class contains
+positions that the target has not read, so no error is known."""
 MIN_PASSES = 2
 """Minimum number of passes of the network over the window. Each pass reads the result of the previous pass."""
 SPINE_PER_PASS = 9
@@ -62,16 +60,12 @@ SPINE_PER_PASS = 9
 
 
 def num_passes(depth: int) -> int:
-    """Return the number of network passes for a spine of `depth` tokens. A spine of one token needs no pass."""
+    """Return the number of network passes for a spine of `depth` tokens; 0 for a single token."""
     return max(MIN_PASSES, math.ceil(depth / SPINE_PER_PASS)) if depth > 1 else 0
 
 
 class MergedDrafter(Drafter):
-    """Drafter network combined with the Jacobi window.
-
-    Attributes:
-        eagle: The network.
-    """
+    """Drafter network (`eagle`) combined with the Jacobi window."""
 
     defaults = JacobiDrafter.defaults
     gpu_defaults = JacobiDrafter.gpu_defaults
@@ -163,12 +157,9 @@ class MergedProposer(Proposer):
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
         """Replace candidates of the window by the network's candidates, in several passes.
 
-        Args:
-            window: The window. This method changes it.
-
         Returns:
             Three results of the last pass: the freshness class of each position [B, M], the codes of the network's
-            candidates [B, M, K], and the scores of these candidates [B, M, K].
+            candidates [B, M, K], and their scores [B, M, K].
         """
         bias = self._network.logit_bias(roots, window.depth)
         context = self._network.context_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
@@ -198,25 +189,21 @@ class MergedProposer(Proposer):
         return classes, *guesses
 
     def _corrected(self, out: Tensor, error: Tensor, classes: Tensor) -> Tensor:
-        """Add a share of the network's last error to its new predictions.
+        """Add a share of the network's last error to its new predictions, [R, m, h].
 
         Args:
             out: [R, m, h], predictions for the first m positions.
             error: [R, m, h], the target's feature minus the network's prediction of it.
             classes: [B, m], freshness class of each position.
-
-        Returns:
-            [R, m, h], the corrected predictions.
         """
         return torch.addcmul(out, self.rows.broadcast(self._correction.take(classes)[..., None]), error)
 
     def _replace_candidates(
         self, window: Window, out: Tensor, bias: Tensor | None, use: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Replace candidates at some of the first m positions by the network's candidates.
+        """Replace a window's candidates at some of the first m positions by the network's candidates.
 
         Args:
-            window: The window. This method changes it.
             out: [R, m, h], the network's predictions for the first m positions.
             bias: [B, M, V], noise plus grammar at all positions; None if there is neither.
             use: [B, m] bool, whether to replace the candidates at each position.
@@ -243,11 +230,7 @@ class MergedProposer(Proposer):
             self._catch_up(replace(read.roots, codes=read.next_roots, at=read.roots.at + read.runs + 1), len(steps))
 
     def _catch_up(self, roots: Roots, unread: int) -> None:
-        """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks.
-
-        Args:
-            unread: Upper bound of the number of unread tokens.
-        """
+        """Let the network read at most `unread` decided tokens from `_unread_from` to the given roots, in chunks."""
         self._has_unread = False
         unread = self.context.size(lambda: roots.at - self._unread_from, unread)
         # There are no chunks if all images that had unread tokens have left the batch.

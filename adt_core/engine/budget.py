@@ -17,11 +17,7 @@ class Budget:
     """Number of substituted tokens of each image of a decoding, and the limit on this number."""
 
     def __init__(self, lantern: Lantern | None, images: int):
-        """Start with no substituted tokens.
-
-        Args:
-            lantern: Settings of LANTERN; None for exact acceptance, which allows no substitution.
-        """
+        """Start with no substituted tokens. Without LANTERN (None), no substitution is allowed."""
         self._lantern = lantern
         self._substituted = [0] * images
 
@@ -34,11 +30,7 @@ class Budget:
         return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
     def spend(self, record: ImageRound) -> None:
-        """Count the tokens that were substituted in an image in one round.
-
-        Args:
-            record: The image's part of the round, as recorded in the trace.
-        """
+        """Count the tokens that were substituted in an image in one round."""
         self._substituted[record.image] += record.substituted
 
     def reset(self, images: Iterable[int]) -> None:

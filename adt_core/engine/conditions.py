@@ -22,7 +22,7 @@ class Conditions:
     Attributes:
         invariance: Result of the trial of batch-invariant mode (:mod:`.device.invariance`).
         kernels: Choice of Triton kernels for the target; empty on devices without kernels.
-        threads: Choice of the number of CPU threads. Costs are learned only for the number of the first round.
+        threads: Number of CPU threads. Costs are learned only for the number of the first round.
     """
 
     def __init__(self, request: Request):
@@ -32,11 +32,9 @@ class Conditions:
         self.threads = ThreadChoice(request.threads, request.threads)
 
     def fix(self, costs: Costs, batch_size: int) -> None:
-        """Determine all values that depend on the device of the weights. ComfyUI may move the weights before this.
+        """Determine all values that depend on the device of the weights, and choose the profile of `costs`.
 
-        Args:
-            costs: Costs of the decoding, which get their profile.
-            batch_size: Maximum number of images that are decoded at the same time.
+        ComfyUI may move the weights before this.
 
         Raises:
             AdtError: If the main memory is too small, or if the device does not support the weights.

@@ -59,7 +59,6 @@ class Decoding:
         """Make the decoding of a request. No round is decoded yet.
 
         Args:
-            request: Batch to decode.
             batch_size: Maximum number of images that are decoded at the same time (default: all).
 
         Raises:
@@ -150,15 +149,15 @@ class Decoding:
         """Decode some rounds, because the first rounds are slow. Only their costs are used, as of every decoding.
 
         Args:
-            count: Number of rounds on a CPU. With CUDA graphs, all rounds are decoded, because the first round of each
-                size is slow.
+            count: Number of rounds on a CPU. With CUDA graphs, all are decoded, because the first round of each size is
+                slow.
         """
         with closing(iter(self)) as rounds:
             for _ in islice(rounds, None if self.request.replayed else count):
                 pass
 
     def finished(self) -> Generator[list[int], None, None]:
-        """Decode all images, and yield the indices of the images that each round has finished. The list is often empty.
+        """Decode all images, and yield the indices of the images that each round has finished, often none.
 
         If the last images are finished by reading their prompts, without a round, one more list contains these images.
         A caller that may leave the loop should close the generator, which frees the caches.
@@ -245,7 +244,6 @@ class Decoding:
             logging.getLogger(__name__).warning("Out of memory; continuing with %s at a time.", images)
 
     def _unfinished(self) -> list[int]:
-        """Return the indices of the images with tokens that are not decided."""
         return (self.codes < 0).any(1).nonzero()[:, 0].tolist()
 
     def _restart(self, queue: ImageQueue) -> None:
@@ -257,7 +255,7 @@ class Decoding:
         self.trace.restart(unfinished)
 
     def _record_first_tokens(self, slots: Slots, seconds: float) -> None:
-        """Record the first token of each new image, and the time that the prefill of these images took in seconds."""
+        """Record the first token of each new image, and the seconds that the prefill took."""
         self.codes[slots.images, self.request.start] = slots.roots.codes.cpu()
         self.trace.add_prefill(slots.images, seconds)
 
@@ -286,7 +284,7 @@ class Decoding:
         return round
 
     def _record_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
-        """Record the codes that a round has decided, and return each image's part of the round for the trace."""
+        """Record the codes that a round has decided, and return each image's part of the round."""
         for record, codes in outcome.images:
             first = record.first
             self.codes[record.image, first : first + len(codes)] = torch.tensor(codes)

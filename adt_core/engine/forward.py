@@ -18,10 +18,9 @@ from .slots import Slots
 
 
 def forward(slots: Slots, codes: Tensor, metadata: AttentionMetadata, first: int = 0) -> Tensor:
-    """Run the target on tokens that follow the committed tokens of each image.
+    """Run the target on tokens that follow the committed tokens of each image, and write their keys to the KV cache.
 
     Args:
-        slots: State of the images. The forward pass writes to its KV cache.
         codes: [B, n], codes of the tokens.
         metadata: Positions and attention mask of the tokens.
         first: Number of tokens from the root on that earlier forward passes have read.
@@ -65,16 +64,15 @@ def read_causally(slots: Slots, codes: Tensor) -> Tensor:
 
 
 def prefill(slots: Slots, metadata: AttentionMetadata) -> Tensor:
-    """Run the target on the prompts and prefixes.
+    """Run the target on the prompts and prefixes, and write to its KV cache.
 
     Without batch-invariant mode, one forward pass reads all tokens. In batch-invariant mode
     (:mod:`..models.batch_invariance`), a prefix must have the same features as if it were generated. Therefore the
     prefix is read after the prompt, in separate forward passes of at most `PREFIX_CHUNK` tokens. If the device has no
-    kernel for far keys (`Request.near` is None), the prompt is also read in passes of at most `PREFIX_CHUNK` tokens. In
-    a single pass, the padding of the prompt would change the features.
+    kernel for far keys (`Request.near` is None), the prompt is also read in such passes. In a single pass, the padding
+    of the prompt would change the features.
 
     Args:
-        slots: State of the images. The forward passes write to its KV cache.
         metadata: Positions and attention mask of all tokens.
 
     Returns:
@@ -101,16 +99,11 @@ def prefill(slots: Slots, metadata: AttentionMetadata) -> Tensor:
 
 
 def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the processed logits of the token that follows each node.
-
-    Processing applies guidance, temperature, the top-k and top-p filters, and the vocabulary mask (grammar).
+    """Return the logits z [B, n, V] of the token after each node: with guidance, temperature, filters and grammar.
 
     Args:
         features: [R, n, h], features of the nodes.
         depths: [B, n], depth of each node below its root, or one depth for all nodes.
-
-    Returns:
-        [B, n, V], processed logits z.
     """
     request = slots.request
     tables = slots.tables
@@ -120,29 +113,21 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
 
 
 def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the code that the target emits after each node, and whether the logits at the node are usable.
+    """Return the code with the largest score z + g at each node, and whether this score is finite, [B, n] each.
 
-    The emitted code has the largest score. This score is NaN if any of the logits is NaN, and infinite after an
-    overflow. In both cases the logits are not usable.
+    The score is NaN if any of the logits is NaN, and infinite after an overflow. Then the logits are not usable.
 
     Args:
-        scores: [B, n, V], scores z + g.
-
-    Returns:
-        Two tensors [B, n]. The first has the emitted codes. The second is bool: whether the largest score is finite.
+        scores: [B, n, V].
     """
     codes = scores.argmax(-1)
     return codes, is_finite(scores.gather(-1, codes[..., None])[..., 0])
 
 
 def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the scores z + g after each node. The token with the largest score is the sample (Gumbel-max).
+    """Return the scores z + g [B, n, V] after each node. The token with the largest score is the sample (Gumbel-max).
 
-    Args:
-        z: [B, n, V], processed logits.
-        depths: [B, n], depth of each node below its root, or one depth for all nodes.
-
-    Returns:
-        [B, n, V], the scores. At temperature 0 there is no noise, and the scores are z.
+    At temperature 0 there is no noise, and the scores are z. `z` and `depths` are result and argument of
+    :func:`logits`.
     """
     return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

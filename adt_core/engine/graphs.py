@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,46 +43,17 @@ VARIABLE = "ADT_TREE_GRAPHS"
 
 Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
-"""Function that launches a round.
-
-It returns two results: a tensor that the host reads after each replay, and values that are the same in each replay. An
-example of such a value is the number of forward passes of the drafter.
-"""
+"""Function that launches a round. It returns two results: a tensor that the host reads after each replay, and values
+that are the same in each replay. An example of such a value is the number of forward passes of the drafter."""
 State = Callable[[], Sequence[Tensor]]
-"""Function that returns the tensors, except KV caches, that a round both reads and changes.
-
-These tensors are restored before the first replay, so the replay starts from the same state as the normal launch. KV
-caches need no restoring, because the replay overwrites the same entries.
-"""
+"""Function that returns the tensors, except KV caches, that a round both reads and changes. They are restored before
+the first replay, so that it starts from the same state as the normal launch. KV caches need no restoring, because the
+replay overwrites the same entries."""
 _log = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
-    """Captures kernel launches on a separate stream.
-
-    Attributes:
-        num_bytes: Bytes of device memory that the captures have allocated.
-    """
-
-    num_bytes: int
-
-    @property
-    def survives_failure(self) -> bool:
-        """True if this recorder can capture again after a capture has run out of memory."""
-
-    @property
-    def has_memory(self) -> bool:
-        """True if there is enough memory to try a capture."""
-
-    def on_stream(self, run: Callable[[], Result]) -> Result:
-        """Call `run` on the capture stream, without capturing, and return its result."""
-
-    def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Capture the kernels that `run` launches, and return a function that launches them again."""
-
-
 class CudaRecorder:
-    """Recorder for CUDA graphs.
+    """Captures kernel launches as CUDA graphs on a separate stream.
 
     All graphs of a recorder share one memory pool. This is safe because these graphs never run at the same time. Other
     threads may launch work during a capture. But if another thread waits for a device during the capture, torch raises
@@ -94,16 +65,16 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._lease = _StreamLease(device)
         self._largest = 0  # bytes of a capture
-        self.num_bytes = 0
+        self.num_bytes = 0  # allocated by the captures
 
     @property
     def survives_failure(self) -> bool:
-        """True with torch's own allocator. CUDA's asynchronous allocator can't recover from a failed capture."""
+        """Whether captures are possible after one has failed. CUDA's asynchronous allocator can't recover from this."""
         return torch.cuda.get_allocator_backend() == "native"
 
     @property
     def has_memory(self) -> bool:
-        """True with torch's own allocator, which frees memory and tries again."""
+        """Whether there is enough memory to try a capture. torch's own allocator frees memory and tries again."""
         needed = MIN_CAPTURE_BYTES + 2 * self._largest
         if self.survives_failure or torch.cuda.mem_get_info(self._device)[0] >= needed:
             return True
@@ -111,6 +82,7 @@ class CudaRecorder:
         return torch.cuda.mem_get_info(self._device)[0] >= needed
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
+        """Call `run` on the capture stream, without capturing, and return its result."""
         current = torch.cuda.current_stream(self._device)
         own = self._lease.stream
         own.wait_stream(current)
@@ -121,6 +93,7 @@ class CudaRecorder:
             current.wait_stream(own)
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Capture the kernels that `run` launches, and return a function that launches them again."""
         free, _ = torch.cuda.mem_get_info(self._device)
         try:
             return self.on_stream(lambda: self._capture(run))
@@ -233,16 +206,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _set_sync_debug_mode(mode: int | str) -> None:
-    """Set whether torch raises an error if the host waits for the device.
-
-    torch warns that this feature is experimental. The warning is suppressed.
-    """
+    """Set whether torch raises an error if the host waits, without torch's warning that this is experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def make_recorder(device: torch.device) -> Recorder | None:
+def make_recorder(device: torch.device) -> CudaRecorder | None:
     """Return a recorder for a device; None if the device is not a CUDA GPU or all its capture streams are in use."""
     return None if device.type != "cuda" or _stream_pool(device).is_exhausted else CudaRecorder(device)
 
@@ -285,12 +255,12 @@ class Graphs:
             say nothing about rounds of this size.
     """
 
-    def __init__(self, recorder: Recorder | None, decoder: nn.Module):
+    def __init__(self, recorder: CudaRecorder | None, decoder: nn.Module):
         """Start without captured rounds.
 
         Args:
             recorder: Recorder that captures rounds; None to launch all rounds normally.
-            decoder: Decoder of the target. If a capture fails, graphs are disabled for this decoder.
+            decoder: Decoder of the target. If a capture fails, graphs are disabled for it.
         """
         self._recorder = recorder
         self._decoder = decoder
@@ -309,14 +279,10 @@ class Graphs:
         return self._recorder is not None and not disabled_reason(self._decoder) and key not in self._graphs
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
-        """Run a round.
-
-        If a round with this key was captured, it is replayed. Otherwise the round is launched, and it is captured if
-        possible.
+        """Replay a round, or launch it if no round with this key was captured, and capture it if possible.
 
         Args:
             key: Rounds with the same key have the same tensor sizes and use the same memory.
-            state: Function that returns the tensors that the round reads and changes.
 
         Returns:
             The two results of `launch`.

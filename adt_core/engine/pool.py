@@ -24,17 +24,13 @@ from .request import Request
 from .slots import Slots
 
 MAX_POOLED = 16
-"""Maximum number of sets of slots in a pool. If the pool has more sets, the oldest sets are dropped."""
+"""Maximum number of sets of slots in a pool."""
 MEMORY_SHARE = 1 / 4
 """Maximum share of the device's memory for the pool. A pool with only one set of slots may be larger."""
 
 
 def layout_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return the layout of a set of slots. Sets with the same layout use memory in the same way and can share graphs.
-
-    Args:
-        drafter: Drafter in use, or None.
-    """
+    """Return the layout of `count` slots. Sets with the same layout use memory in the same way and can share graphs."""
     target = request.target
     weights = [target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
@@ -54,10 +50,7 @@ def layout_of(request: Request, count: int, drafter: Drafter | None) -> Hashable
 
 
 def put(decoder: Decoder, slots: Slots) -> None:
-    """Put a set of slots into the pool, for the next decoding with the same layout.
-
-    If the pool exceeds `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped.
-    """
+    """Put a set of slots into the pool. Beyond `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped."""
     sets = decoder.pooled_slots
     device = slots.rows.device
     sets.pop(slots.layout, None)
@@ -68,7 +61,7 @@ def put(decoder: Decoder, slots: Slots) -> None:
 
 
 def take(decoder: Decoder, layout: Hashable) -> Slots | None:
-    """Remove the slots of a layout from the pool and return them; None if the pool has no such slots."""
+    """Remove the slots of a layout from the pool and return them, or None."""
     return decoder.pooled_slots.pop(layout, None)
 
 

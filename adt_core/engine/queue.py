@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,9 +22,8 @@ from ..settings import ORIGINAL_SCRIPT
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
-from .lookup import Tables
 from .request import Request
-from .slots import Slots
+from .slots import Slots, Tables
 
 
 class ImageQueue:
@@ -37,47 +37,32 @@ class ImageQueue:
         """Make an empty queue.
 
         Args:
-            drafts: Function that returns whether a drafter is used for the images that enter next.
-            entered: Function that is called when images have entered. The arguments are the slots of these images, and
-                the time in seconds of the prefill and of sampling the first tokens.
+            drafts: Returns whether a drafter is used for the images that enter next.
+            entered: Called when images have entered, with their slots, and the seconds of prefill and first tokens.
         """
         self._request = request
         self._drafts = drafts
         self._entered = entered
         self.slots: Slots | None = None
         self._drafter: Drafter | None = None
-        self._shared_tables: Tables | None = None
         self._kind: NoiseKind | None = None
 
     def begin(self, images: list[int], max_batch_size: int) -> None:
-        """Queue images for decoding.
-
-        Args:
-            images: Indices of the images in the request.
-            max_batch_size: Maximum number of images that are decoded at the same time.
-        """
+        """Queue images, by their indices in the request, for decoding at most `max_batch_size` at a time."""
         self._waiting = images
         self._max_batch_size = max_batch_size
         self.slots = None
 
     @torch.inference_mode()
     def restart(self, images: list[int]) -> Slots:
-        """Replace all images in the slots, finished or not.
-
-        Returns:
-            The slots with the new images.
-        """
+        """Replace all images in the slots, finished or not, and return the slots."""
         self._waiting = images
         self.slots = self._enter_all()
         return self.slots
 
     @torch.inference_mode()
     def refill(self) -> Slots | None:
-        """Replace finished images by waiting images.
-
-        Returns:
-            The slots for the next round; None when all images are finished.
-        """
+        """Replace finished images by waiting images. Return the slots of the next round; None if all are finished."""
         if self.slots is None:
             self.slots = self._enter_all() if self._waiting else None
         while self.slots is not None and (finished := self.slots.finished()):
@@ -98,13 +83,10 @@ class ImageQueue:
         return self.slots
 
     def _enter_all(self) -> Slots:
-        """Let the next images enter all slots.
+        """Let the next images enter all slots, and return the slots.
 
-        Slots with the same layout (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
-        from the pool.
-
-        Returns:
-            The slots with the new images.
+        Slots with the same layout (:mod:`.pool`) as the new images are reused: the present slots, or slots from the
+        pool.
         """
         request = self._request
         count = min(self._max_batch_size, len(self._waiting))
@@ -133,12 +115,8 @@ class ImageQueue:
         """Let the next images enter new slots: read prompts and kept beginnings, and sample each image's first token.
 
         Args:
-            cache_length: Number of positions of the KV cache. With None, the cache has only the positions of the
-                prompts and kept beginnings. Use None if the new slots will be copied into other slots, which have
-                longer caches.
-
-        Returns:
-            The new slots.
+            cache_length: Number of positions of the KV cache. None is for slots that will be copied into others with
+                longer caches: only the positions of the prompts and kept beginnings.
         """
         started = time.perf_counter()
         images = self._waiting[:count]
@@ -163,7 +141,7 @@ class ImageQueue:
         return slots
 
     def _new_slots(self, images: list[int], cache_length: int | None) -> Slots:
-        """Make slots for images, before the target reads their prompts. For `cache_length` see :meth:`_enter`."""
+        """Make slots for images, before the target reads their prompts."""
         request = self._request
         rows = self._rows(images)
         decoder = request.target.decoder
@@ -175,7 +153,7 @@ class ImageQueue:
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         kept = request.kept.tokens[images].to(rows.device) if request.kept.has_runs else None
         positions = [before] * len(images)
-        return Slots(request, images, rows, cache, self._tables(), noise, roots, positions, graphs, kept=kept)
+        return Slots(request, images, rows, cache, self._tables, noise, roots, positions, graphs, kept=kept)
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
         """Make the noise of images, and compute the noise of the first token of each image."""
@@ -189,7 +167,6 @@ class ImageQueue:
         return noise
 
     def _noise_kind(self, like: Tensor) -> NoiseKind:
-        """Return the generator of noise for all images. The noise has the dtype and the device of `like`."""
         request = self._request
         target = self._request.target
         if request.sampling.noise != ORIGINAL_SCRIPT:
@@ -199,10 +176,9 @@ class ImageQueue:
         before = 0 if request.start else target.script_header
         return ScriptNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
+    @cached_property
     def _tables(self) -> Tables:
-        """Return the lookup tables. They are made at the first call, and all images share them."""
-        self._shared_tables = self._shared_tables or Tables.of(self._request)
-        return self._shared_tables
+        return Tables.of(self._request)
 
     def _rows(self, images: list[int]) -> BatchRows:
         """Return the prompt rows of images. If their first tokens are kept, each row is the prompt and these tokens."""

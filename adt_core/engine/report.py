@@ -22,8 +22,7 @@ Packed = tuple[Tensor, tuple[int, ...]]
 class RoundReport(NamedTuple):
     """Values that the host reads after a round, for one image. Each field is a list of n integers.
 
-    The number n differs between fields. In a plain round (a round without drafts), `levels`, `codes`, `ranks` and
-    `substituted` are empty (n = 0).
+    In a plain round (a round without drafts), `levels`, `codes`, `ranks` and `substituted` are empty (n = 0).
 
     Attributes:
         accepted: Number of accepted drafts; n = 1.
@@ -32,9 +31,9 @@ class RoundReport(NamedTuple):
         levels: Number of drafts at each depth. The entry of depth 0 is 0, because the root is not a draft.
         codes: Code of each node on the accepted path, the root first. Entries after the path are arbitrary.
         ranks: Rank of each node on the accepted path among its siblings, the root first. The most probable has rank 0.
-        substituted: For each node on the accepted path, 1 if LANTERN accepted the node instead of the target's token,
-            else 0. The field is empty without LANTERN.
-        certainty: For each node on the accepted path, two numbers: `sampling.certainty` of the token after it.
+        substituted: For each node on the path, 1 if LANTERN accepted it instead of the target's token, else 0. Empty
+            without LANTERN.
+        certainty: For each node on the path, two numbers: `sampling.certainty` of the token after it.
         finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """
 
@@ -50,11 +49,7 @@ class RoundReport(NamedTuple):
 
     @classmethod
     def unpack(cls, row: list[int], widths: Sequence[int]) -> RoundReport:
-        """Return one image's report.
-
-        Args:
-            row: The image's row of the packed tensor, k integers.
-        """
+        """Return one image's report from its row of the packed tensor, k integers."""
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))
 
 
@@ -83,8 +78,8 @@ def pack_plain_round(codes: Tensor, finite: Tensor, certainty: Tensor) -> Packed
 
     Args:
         codes: [B], code of each new root.
-        finite: [B] bool, whether the logits that decided the new root are finite.
-        certainty: [B, 1, 2], `sampling.certainty` of the new root.
+        finite: [B] bool, whether the logits that decided it are finite.
+        certainty: [B, 1, 2], its `sampling.certainty`.
     """
     zero = torch.zeros_like(codes)[:, None]
     none = zero[:, :0]

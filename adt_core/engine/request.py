@@ -29,28 +29,19 @@ from ..version import FORMAT
 from .kept import KeptTokens
 
 PROMPT_MULTIPLE = 128
-"""If rounds are replayed, prompts are padded to a multiple of this number of tokens. There are two reasons.
-
-Two batches with similar prompts then have the same tensor sizes, so the second batch can replay captured rounds. Also,
-GPU kernels add up attention keys in groups of 64 or 128. A padding that is a multiple of 128 puts the keys of an image
-into the same groups, no matter how long the other prompts of its batch are.
-"""
+"""If rounds are replayed, prompts are padded to a multiple of this number of tokens. Two batches with similar prompts
+then have the same tensor sizes, so the second batch can replay captured rounds. Also, GPU kernels add up attention keys
+in groups of 64 or 128: with this padding, the keys of an image are in the same groups, no matter how long the other
+prompts are."""
 ATTENDED_MULTIPLE = 512
-"""A replayed round reads this number of cache positions, or 2, 4, 8, ... times this number.
-
-Each number of positions needs its own captured graph, so there should be few of them.
-"""
+"""A replayed round reads this number of cache positions, or 2, 4, 8, ... times this number. Each number of positions
+needs its own captured graph, so there should be few of them."""
 PREFIX_CHUNK = 256
-"""Maximum number of tokens of a prompt or prefix in one forward pass, in batch-invariant mode.
-
-The memory for attention grows with the square of this number.
-"""
+"""Maximum number of tokens of a prompt or prefix in one forward pass, in batch-invariant mode. The memory for attention
+grows with the square of this number."""
 MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
-"""Decoders with at most this number of parameters run on one CPU thread, unless other cores are idle.
-
-A small decoder computes many small matrix products. With several threads, each product ends when its slowest thread
-ends, so one busy core slows down every product. In larger decoders, several threads save more time than they cost.
-"""
+"""Decoders with at most this number of parameters run on one CPU thread, unless other cores are idle. Their matrix
+products are small: each ends when its slowest thread ends, so one busy core slows down every product."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +49,6 @@ class Request:
     """One batch of images to decode.
 
     Attributes:
-        target: Model that generates the images.
-        recipe: Settings of the images.
         prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
         keys: Key of each image's noise: the seed of the image, and its index among the images of its prompt.
         kept: Tokens of the images that are given and not generated.
@@ -97,12 +86,10 @@ class Request:
 
         Args:
             recipe: Settings of the images. Its texts and its kept codes are not used.
-            drafter: Drafter. Every method except plain decoding needs one.
             negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).
             seeds: Seed of each image (default: the seed in the recipe).
             kept: [B, P], codes of the first P cells of each image; -1 for cells to generate (default: all).
-            check: Called often; may raise an exception to cancel.
 
         Raises:
             AdtError: If there are no prompts, or arguments contradict each other.
@@ -220,7 +207,7 @@ class Request:
     def read_size(self, run: int) -> int:
         """Return the number of tokens per image that a plain round reads, if the longest run has `run` kept tokens.
 
-        It is a power of 2 if rounds are replayed, because each number of tokens needs its own captured graph.
+        If rounds are replayed, it is a power of 2, because each number needs its own captured graph.
         """
         return 1 << run.bit_length() if self.replayed else run + 1
 
@@ -262,11 +249,7 @@ class Request:
         return 1 if is_small else torch.get_num_threads()
 
     def context(self, profile: CostProfile | None = None) -> Context:
-        """Return the data of this request that drafters and policies may use.
-
-        Args:
-            profile: Cost profile of the device; None if the policy does not choose between draft modes.
-        """
+        """Return the data that drafters and policies may use; see :class:`Context` for the profile."""
         return Context(
             target=self.target,
             sampling=self.sampling,
@@ -296,7 +279,4 @@ class Request:
 
     def settings(self) -> dict:
         """Return the settings for traces and reports, as plain JSON types."""
-        return self.loaded.sections() | {
-            "device": str(self.target.decoder.embedding.device),
-            "format": FORMAT,
-        }
+        return self.loaded.sections() | {"device": str(self.target.decoder.embedding.device), "format": FORMAT}

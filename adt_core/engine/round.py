@@ -85,13 +85,11 @@ class Outcome(NamedTuple):
 
 
 def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence[int]) -> Outcome:
-    """Run one round for all slots.
+    """Run one round for all slots, which it updates.
 
     Args:
-        slots: State of the images. This function updates it.
         shapes: Maximum size of the draft tree of each slot.
-        max_substitutions: Number of tokens that may still be substituted in the image of each slot. Only LANTERN
-            (:mod:`..rules.verify`) substitutes tokens.
+        max_substitutions: Number of tokens that LANTERN may still substitute in the image of each slot.
 
     Returns:
         The decided codes and statistics of the round.
@@ -120,7 +118,7 @@ class _RoundPlan(NamedTuple):
     Attributes:
         shapes: Maximum size of the draft tree of each slot. The depth is limited by the end of the image.
         advances: 1 for each slot whose image advances in this round, else 0.
-        launch: Function that launches the kernels of the round. It is not called if a captured round is replayed.
+        launch: Launches the kernels of the round. It is not called if a captured round is replayed.
         key: Two rounds with the same key launch the same kernels with the same tensor sizes.
         runs: Number of kept tokens of each slot that the round reads.
         size: Number of tokens per image that a plain round reads.
@@ -161,9 +159,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
 
 
 class _LaunchInfo(NamedTuple):
-    """Values that the host computes when it launches a round.
-
-    When a captured round is replayed, the host does not compute them again. It uses the values of the captured launch.
+    """Values of a launch. A replayed round has the values of the launch that was captured.
 
     Attributes:
         widths: Number of columns of each field of the report.
@@ -177,11 +173,7 @@ class _LaunchInfo(NamedTuple):
 
 
 def _drafted_round(slots: Slots, proposer: Proposer, sizes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
-    """Propose, verify and commit a tree for each image.
-
-    Returns:
-        The report as one tensor (see `report.Packed`), and values for the host.
-    """
+    """Propose, verify and commit a tree for each image. Return the report (see `report.Packed`) and host values."""
     started = time.perf_counter()
     forwards = proposer.forwards
     tree = proposer.propose(slots.roots, sizes)
@@ -240,7 +232,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
     """Read a draft tree in one forward pass and find the longest accepted path.
 
     Args:
-        proposer: Proposer that has made the tree. It is only used to choose a tensor size.
+        proposer: Proposer that has made the tree, which helps to choose a tensor size.
         tree: Draft trees of B images with N + 1 nodes each, root first.
         width: Maximum number of children of a node.
 
@@ -276,12 +268,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
 
 
 def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
-    """Keep the accepted paths in the KV cache, update the drafter, and replace the roots by the next ones.
-
-    Args:
-        slots: State of the images. This function updates it.
-        verified: Result of :func:`verify`.
-    """
+    """Keep the accepted paths in the KV cache, update the drafter, and replace the roots by the next ones."""
     acceptance = verified.acceptance
     roots = slots.roots
     # The cache holds the nodes in the order of their numbers. The path 0, 1, 2 is contiguous and stays in place. The
@@ -301,10 +288,9 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     """Limit the depth of a shape to the `remaining` positions of its image.
 
-    The number of drafts (`Shape.drafts`) becomes smaller by the number of removed levels. Example: a shape with depth 6
-    and 10 drafts has 6 drafts on one path and 4 other drafts. If 2 positions remain, the result has depth 2, 2 drafts
-    on one path and 4 other drafts, so 6 drafts. Some methods use a fixed tree from a paper (`Shape.tree`). Its
-    number of drafts stays the same, and its drafts below the new depth are excluded on the device.
+    `Shape.drafts` becomes smaller by the number of removed levels. Example: a shape with depth 6 and 10 drafts has 6
+    drafts on one path and 4 others. If 2 positions remain, the result has depth 2, and 2 + 4 = 6 drafts. A fixed tree
+    from a paper (`Shape.tree`) keeps its number of drafts, and those below the new depth are excluded on the device.
     """
     if remaining <= 0:
         return PLAIN_SHAPE
@@ -317,31 +303,26 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 def _reads_runs(slots: Slots, runs: Sequence[int]) -> bool:
     """Return whether the round reads the kept tokens after the roots.
 
-    Images whose roots are before kept tokens wait until they are at least half of the active images, because the other
-    images get no drafts in a round that reads kept tokens.
+    Images before kept tokens wait until they are half of the active images, because the others get no drafts in such a
+    round.
     """
     return any(runs) and 2 * sum(run > 0 for run in runs) >= sum(slots.active)
 
 
 def _verifies_trees(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
-    """Return whether the round verifies trees. If not, it is a plain round.
+    """Return whether the round verifies trees; else it is a plain round.
 
-    A round verifies trees in two cases. First, at least one image gets drafts. Second, no image gets drafts
-    now, but one can get drafts in a later round, and the drafter would lose its state in a plain round
-    (`Proposer.supports_plain_rounds` is False).
+    It verifies trees if an image gets drafts, or if an image can get drafts in a later round and the drafter would lose
+    its state in a plain round (`Proposer.supports_plain_rounds` is False).
 
     Args:
-        shapes: Maximum size of the draft tree of each slot.
         remaining: Largest number of positions that an image has left for drafts.
     """
     return any(shape.drafts > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_rounds)
 
 
 def _plain_advances(slots: Slots) -> list[int]:
-    """Return 1 for each slot whose image advances in a plain round, else 0.
-
-    An image does not advance if it is finished, or if it waits for other images (`WAIT_SHARE`).
-    """
+    """Return 1 for each slot whose image advances in a plain round; 0 if it is finished, or waits (`WAIT_SHARE`)."""
     positions = [position for position, is_active in zip(slots.positions, slots.active) if is_active]
     first = min(positions)
     last = max(positions)
@@ -360,7 +341,6 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape, run
     has one entry for each level of the tree. Entry 0 of these lists belongs to the root, which is not a draft.
 
     Args:
-        slots: State of the images. Only `positions` is updated.
         shape: Maximum size of the image's draft tree.
         run: Number of kept tokens of the image that the round has read.
 

@@ -13,13 +13,43 @@ from torch import Tensor
 
 from ..drafters import Proposer
 from ..models.cache import KVCache
+from ..models.rotary import Rope
 from ..models.rows import BatchRows, Roots
 from ..policies import Shape
 from ..rules.noise import Noise
+from ..rules.verify import Neighbours
 from .device.memory import state_bytes
 from .graphs import Graphs
-from .lookup import Tables
 from .request import ATTENDED_MULTIPLE, Request
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Lookup tables that all images of a request share, on the device of the weights.
+
+    Attributes:
+        rope: Tables of the decoder's rotary position embedding.
+        guidance: Guidance scale at each raster position, or one scale for all positions.
+        grammar: Vocabulary mask at each raster position; None if every token is allowed at every position.
+        neighbours: For every token, the tokens whose codebook vectors are nearest; None without LANTERN.
+    """
+
+    rope: Rope
+    guidance: Tensor | float
+    grammar: Tensor | None
+    neighbours: Neighbours | None
+
+    @classmethod
+    def of(cls, request: Request) -> Tables:
+        target = request.target
+        decoder = request.target.decoder
+        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
+        neighbours = None
+        if request.lantern is not None:
+            nearest = target.codec.neighbours(request.lantern.neighbours).padded(target.num_tokens)
+            neighbours = nearest.to(decoder.embedding.device)
+        guidance = target.guidance(request.sampling.guidance_scale, like)
+        return cls(target.rope, guidance, target.grammar(like), neighbours)
 
 
 @dataclass
@@ -30,12 +60,9 @@ class Slots:
         request: Batch to which the images belong.
         images: For each slot, the index of its image in the request.
         rows: Prompt rows of the images: padding, position ids and attention masks.
-        cache: KV cache of the target.
-        tables: Lookup tables for forward passes.
         noise: Noise of the images; None at temperature 0.
         roots: Root of each image, on the device.
         positions: Raster position of each root, on the host.
-        graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
         kept: [B, T] int64, kept token at each position, -1 for positions to generate; None if no round reads any.
         layout: Key of these slots in the pool (`pool.layout_of`); None if the slots can't be reused.
@@ -65,7 +92,7 @@ class Slots:
 
     @property
     def num_bytes(self) -> int:
-        """Estimated number of bytes that the slots and their graphs occupy in device memory."""
+        """Estimated bytes of device memory that the slots and their graphs occupy."""
         return state_bytes(self.request, len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
@@ -79,10 +106,7 @@ class Slots:
         return [slot for slot, finished in enumerate(is_finished) if finished and self.active[slot]]
 
     def select(self, slots: list[int]) -> None:
-        """Keep only the given slots.
-
-        This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs.
-        """
+        """Keep only the given slots. This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs."""
         index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
@@ -101,10 +125,7 @@ class Slots:
             self.proposer.select(index, self.rows)
 
     def deactivate(self, slots: list[int]) -> None:
-        """Mark slots as inactive.
-
-        Rounds still compute inactive slots. Removing them would change tensor sizes, so new graphs would be needed.
-        """
+        """Mark slots as inactive. Rounds still compute them, because other tensor sizes would need new graphs."""
         for slot in slots:
             self.active[slot] = False
 
@@ -117,7 +138,6 @@ class Slots:
         """Replace the images of some slots.
 
         Args:
-            slots: Indices of the slots to fill.
             others: State of the new images, in the order of `slots`. Their first tokens have already been decided.
         """
         index = torch.tensor(slots, device=self.rows.device)
@@ -146,10 +166,9 @@ class Slots:
     def upload_controls(
         self, shapes: Sequence[Shape], advances: Sequence[int], max_substitutions: Sequence[int]
     ) -> None:
-        """Copy the values that the host sets for a round to `controls` on the device.
+        """Copy the values that the host sets for a round to `controls` on the device, unless they are unchanged.
 
-        If the values are the same as in the previous round, nothing is copied. This method also sets
-        `roots.kv_length`, the number of cache positions that a replayed round reads.
+        This method also sets `roots.kv_length`, the number of cache positions that a replayed round reads.
 
         Args:
             shapes: Maximum size of each slot's tree.
@@ -181,10 +200,8 @@ class Slots:
     def _columns(self) -> int:
         """Return the number of cache positions that a replayed round reads.
 
-        The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. Example: if
-        `ATTENDED_MULTIPLE` is 512, a round that uses 300 positions reads 512. A round that uses 700 positions reads
-        1,024, and a round that uses 1,500 positions reads 2,048. So only few different numbers occur, and few graphs
-        must be captured.
+        It is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache, so that few graphs must be
+        captured. Example: with 512, a round that uses 300, 700 or 1,500 positions reads 512, 1,024 or 2,048.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))

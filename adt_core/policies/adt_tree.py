@@ -125,7 +125,6 @@ class AdtTree(Policy):
         return _ImageState(self._first_shape(random), random)
 
     def _first_shape(self, random: np.random.Generator) -> Shape:
-        """Return the shape of the first tree of an image."""
         s = self.settings
         if s.init != RANDOM:
             return s.bounded(s.depth, s.width)
@@ -150,7 +149,6 @@ class AdtTree(Policy):
         return image.chosen
 
     def on_verified(self, round: Round) -> None:
-        """Store the shape of the round at the positions that the round emitted, and the move of the next shape."""
         for record in round.images:
             image = self._images[record.image]
             cells = range(record.first, record.first + record.accepted + 1)

@@ -42,31 +42,21 @@ from ..trace import Round
 from .base import PLAIN_SHAPE, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
-"""Numbers of drafts per image from which the policy chooses on a CPU.
-
-In batch-invariant mode a GPU multiplies tiles of 64 rows. With guidance each token has 2 rows, so 31 drafts and the
-root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
-"""
+"""Numbers of drafts per image from which the policy chooses on a CPU. In batch-invariant mode a GPU multiplies tiles of
+64 rows. With guidance each token has 2 rows, so 31 drafts and the root fill one tile, and 63 drafts fill two."""
 GPU_SIZES = (4, 7, 15, 31, 63)
-"""Numbers of drafts from which the policy chooses if rounds are captured as CUDA graphs.
-
-With the root, 7, 15 and 31 drafts fill the 16, 32 and 64 rows that a program of the Triton kernel `linear` multiplies.
-8 and 16 drafts would need the next larger program, or read the weights twice. Each size needs a graph for each number
-of cache positions.
-"""
+"""Numbers of drafts from which the policy chooses if rounds are captured as CUDA graphs. With the root, 7, 15 and 31
+drafts fill the 16, 32 and 64 rows that a program of the Triton kernel `linear` multiplies. 8 and 16 drafts would need
+the next larger program, or read the weights twice. Each size needs a graph for each number of cache positions."""
 STREAMED_SIZE = 95
-"""Largest number of drafts if layers of the model are streamed: a pass takes nearly the same time for any tree.
-
-With the bundled model (8 captions, temperature 1), trees of 95 drafts gave 12 % more tokens per pass than trees of 63,
-and trees of 127 drafts gave no more than those of 95. The estimates of accepted drafts have the same ratio.
-"""
+"""Largest number of drafts if layers of the model are streamed: a pass takes nearly the same time for any tree. With
+the bundled model (8 captions, temperature 1), trees of 95 drafts gave 12 % more tokens per pass than trees of 63, and
+trees of 127 drafts gave no more. The estimates of accepted drafts have the same ratio."""
 LONGEST_CHAIN = 31
 """Maximum number of drafts in a chain."""
 LONGEST_SPINE = 42
-"""Maximum number of drafts in the spine of a tree; in trees of `STREAMED_SIZE` it is `LONGEST_STREAMED_SPINE`.
-
-The spine is the path with the most probable draft at each position. The other drafts of the tree are its branches.
-"""
+"""Maximum number of drafts in the spine of a tree; in trees of `STREAMED_SIZE` it is `LONGEST_STREAMED_SPINE`. The
+spine is the path with the most probable draft at each position. The other drafts of the tree are its branches."""
 LONGEST_STREAMED_SPINE = 63
 WIDTH = 4
 """Maximum number of candidates at a position of a tree."""
@@ -84,19 +74,14 @@ SHARED_BIAS = 0.5
 """Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
 drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""
 STAY_BONUS = 1.2
-"""Factor on the expected throughput of the shape of the last round. It makes changes of the shape less frequent.
-
-The drafts of a round are made from the drafts of earlier rounds. So after a round with fewer drafts or another mode,
-fewer drafts are accepted than expected. A trial gets no bonus.
-"""
+"""Factor on the expected throughput of the shape of the last round, which makes changes less frequent. The drafts of a
+round are made from the drafts of earlier rounds. So after a round with fewer drafts or another mode, fewer drafts are
+accepted than expected. A trial gets no bonus."""
 MAX_LOSS = 0.1
 """Time that images may lose by drafting (the budget), as a share of their time in plain decoding."""
 MAX_ROUND_SHARE = 0.1
-"""Share of the remaining budget that one round may use.
-
-So a shrinking budget first excludes large trees. The cheapest round with drafts may use up to the entire remaining
-budget. Drafting stops when this round costs more.
-"""
+"""Share of the remaining budget that one round may use. So a shrinking budget first excludes large trees. The cheapest
+round with drafts may use up to the entire remaining budget. Drafting stops when this round costs more."""
 
 
 class Choice(NamedTuple):
@@ -119,7 +104,7 @@ class Choice(NamedTuple):
 
 
 def spine_length(drafts: int, width: int) -> int:
-    """Return the number of drafts on the spine of a tree; see `LONGEST_SPINE`.
+    """Return the number of drafts on the spine of a tree.
 
     A chain has only a spine, and so has a tree of at most 4 drafts. In a larger tree, five sixths of the drafts are on
     the spine, but at most `LONGEST_SPINE`.
@@ -129,12 +114,7 @@ def spine_length(drafts: int, width: int) -> int:
 
 
 def sizes_of(mode: DraftMode, replayed: bool, most: int = SIZES[-1]) -> tuple[int, ...]:
-    """Return the numbers of drafts to choose from in a draft mode.
-
-    Args:
-        replayed: Whether rounds are captured as CUDA graphs.
-        most: Largest number of drafts for which there is memory.
-    """
+    """Return the numbers of drafts to choose from in a draft mode, up to the `most` for which there is memory."""
     sizes = (*(GPU_SIZES if replayed else SIZES), STREAMED_SIZE)
     return tuple(size for size in sizes if size <= (LONGEST_CHAIN if mode.width == 1 else most))
 
@@ -261,8 +241,7 @@ class _Bias:
     """Ratio of accepted to expected drafts, smoothed over rounds.
 
     Attributes:
-        prior: Number that is added to the accepted and to the expected drafts. With it, the ratio starts at 1 and
-            changes slowly.
+        prior: Added to the accepted and to the expected drafts, so that the ratio starts at 1 and changes slowly.
         decay: Factor by which each round reduces the weight of earlier rounds.
         accepted: Weighted number of accepted drafts.
         expected: Weighted number of drafts that were expected to be accepted.
@@ -278,7 +257,6 @@ class _Bias:
         return (self.accepted + self.prior) / (self.expected + self.prior)
 
     def update(self, accepted: float = 0.0, expected: float = 0.0) -> None:
-        """Add a round."""
         self.accepted = self.decay * self.accepted + accepted
         self.expected = self.decay * self.expected + expected
 

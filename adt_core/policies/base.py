@@ -80,11 +80,7 @@ class DraftMode(NamedTuple):
         return 1 + (self.hot_gain - 1) * min(max((temperature - 0.6) / 0.4, 0.0), 1.0)
 
     def expected_accepted(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts in a round, at temperature 0.6.
-
-        Args:
-            drafts: Number of drafts n.
-        """
+        """Return the expected number of accepted drafts in a round with `drafts` drafts, at temperature 0.6."""
         return interpolated(self.accepted, drafts)
 
 
@@ -98,12 +94,7 @@ class DraftSettings(Settings):
 
 
 class ActiveImage(NamedTuple):
-    """The image in one batch slot, in the form that policies use.
-
-    Attributes:
-        image: Index of the image within the request.
-        position: Raster position of the image's root.
-    """
+    """An active image, by its index within the request, and the raster position of its root."""
 
     image: int
     position: int
@@ -114,11 +105,9 @@ class Context:
     """Part of a request that drafters and policies may use.
 
     Attributes:
-        target: Model that generates the images.
-        sampling: Settings of sampling.
         settings: Settings of the method.
         largest: Upper bound of the shapes that the policy chooses.
-        keys: Pair (seed, image index) of each image. The pair determines the image's noise.
+        keys: Pair (seed, image index) of each image, which determines the image's noise.
         start: Position of the first token to decode, counted row by row from 0.
         modes: Draft modes of the drafter.
         profile: Cost profile of the device; None if the policy does not choose between draft modes.
@@ -148,16 +137,12 @@ class Context:
     def size(self, numbers: Callable[[], Tensor], most: int) -> int:
         """Return a tensor size that is large enough for all images.
 
-        A captured CUDA graph is replayed later, when the tensors on the device have other values. So if rounds are
-        captured, a tensor size must not depend on these values. In this case, this method returns the upper bound, and
-        does not call `numbers`.
+        A captured CUDA graph is replayed later, when the tensors on the device have other values, so its sizes must not
+        depend on them. If rounds are captured, the result is therefore `most`, and `numbers` is not called.
 
         Args:
-            numbers: Function that returns a tensor on the device with the size that each image needs.
+            numbers: Returns a tensor on the device with the size that each image needs.
             most: Upper bound.
-
-        Returns:
-            The upper bound if rounds are captured. Otherwise the largest needed size, but at most the upper bound.
         """
         return most if self.replayed else min(int(numbers().max()), most)
 
@@ -211,8 +196,4 @@ class Policy:
         return [self.largest(self.settings)] * len(slots)
 
     def on_verified(self, round: Round) -> None:
-        """Update the policy's state after a round.
-
-        Args:
-            round: Result of the round that used the shapes of the last call of `choose`.
-        """
+        """Update the policy's state after a round that used the shapes of the last call of `choose`."""

@@ -29,15 +29,11 @@ CHOICES = {
 RELAXABLE = (DEFAULT, ADT_TREE, EAGLE2)
 """Methods that the command line offers with the suffix `RELAXED`."""
 _LIMITS = "lantern_delta", "lantern_factor"
-"""Options that limit what LANTERN accepts. Only one of them can be given."""
+"""Options that limit what LANTERN accepts, of which only one can be given."""
 
 
 def method_title(name: str) -> Message:
-    """Return the name of a method for users, such as "ADT-Tree + LANTERN (beta=0.5)" for "adt-tree+lantern:beta=0.5".
-
-    Args:
-        name: Name on the command line, with the suffix `RELAXED` and settings after a colon if there are any.
-    """
+    """Return the title of a method for users: "ADT-Tree + LANTERN (beta=0.5)" for "adt-tree+lantern:beta=0.5"."""
     head, _, settings = name.rpartition(":")
     method = head if "=" in settings else name
     base = method.removesuffix(RELAXED)
@@ -48,11 +44,11 @@ def method_title(name: str) -> Message:
 
 
 def expanded(given: Mapping[str, Any], lantern: Lantern) -> dict[str, Any]:
-    """Return values in which the method has no suffix `RELAXED`, and the settings of LANTERN are complete instead.
+    """Return values in which complete settings of LANTERN replace the method's suffix `RELAXED`.
 
     Args:
         given: Values of a recipe's options, by option name.
-        lantern: Settings of LANTERN for values that are not given: those that suit the model.
+        lantern: Settings of LANTERN that suit the model, for values that are not given.
     """
     method = given.get("method")
     if not isinstance(method, str) or not method.endswith(RELAXED):

@@ -53,15 +53,11 @@ PARAMETER_ERROR = 0.6
 DECAY = 0.5
 """Factor on the weights of a mode's earlier readings when the model learns from another decoding with this mode."""
 CONTRADICTION = 0.5
-"""Maximum difference between the logarithms of a new reading and of the model's cost for the same round.
-
-If a new reading differs more, all earlier readings are discarded.
-"""
+"""Maximum difference between the logarithms of a new reading and of the model's cost for the same round. If a new
+reading differs more, all earlier readings are discarded."""
 GAIN_DECAY = 0.9
-"""Factor on the weight of a mode's earlier gain when the model learns from another decoding with this mode.
-
-It is larger than `DECAY`, because the gain differs more from image to image than the time of a round.
-"""
+"""Factor on the weight of a mode's earlier gain when the model learns from another decoding with this mode. It is
+larger than `DECAY`, because the gain differs more from image to image than the time of a round."""
 GAIN_ESTIMATE_WEIGHT = 2.0
 """Weight of an estimated gain. The gain of one image has at most the weight 1."""
 GAIN_DRAFTS = 100.0
@@ -109,8 +105,6 @@ class CostModel:
     Attributes:
         name: Description of the device, model and settings.
         images: Number of images that are decoded together.
-        modes: Draft modes.
-        on_cpu: Whether the device is a CPU.
         rows: Rows per image in a forward pass: 2 with guidance, otherwise 1.
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
         sampling: Description of the sampling settings. Gains are valid only for these settings.
@@ -136,12 +130,7 @@ class CostModel:
     decodings: int = 0
 
     def profile(self, sizes: Iterable[int]) -> CostProfile:
-        """Return the cost profile.
-
-        Args:
-            sizes: Numbers of drafts. The curves of the profile have a point at each of them, and at 0, 1 and
-                `MOST_DRAFTS`.
-        """
+        """Return the cost profile. Its curves have points at 0, 1, `MOST_DRAFTS` and these numbers of drafts."""
         cost = self._fitted()
         points = sorted({0, 1, MOST_DRAFTS, *sizes})
         costs = {mode.name: tuple((n, rounded(cost(mode.name, n))) for n in points) for mode in self.modes}
@@ -245,11 +234,8 @@ class CostModel:
     def with_json(self, value: Any) -> CostModel:
         """Return a copy of the model with the readings and gains that :meth:`to_json` has written.
 
-        If the value is damaged, or was written for another name or batch size, the model itself is returned. Gains that
-        were measured with other sampling settings are left out.
-
-        Args:
-            value: Parsed JSON, which is not trusted.
+        If the value, which is not trusted, is damaged or of another name or batch size, the model itself is returned.
+        Gains that were measured with other sampling settings are left out.
         """
         if not _MODEL.fits(value) or (value["name"], value["images"]) != (self.name, self.images):
             return self

@@ -32,10 +32,7 @@ LONGEST_NAME = 200
 
 
 def interpolated(curve: Curve, drafts: int) -> float:
-    """Return the value of a curve at a number of drafts, interpolated linearly between its points.
-
-    For more drafts than the last point has, the line through the last two points is continued.
-    """
+    """Return the value of a curve at a number of drafts: linear between its points, and after the last two of them."""
     at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
     if at == 0:
         return curve[0][1]
@@ -76,14 +73,7 @@ class CostProfile:
     gains: Mapping[str, float] = field(default_factory=dict)
 
     def cost(self, mode: str, drafts: int) -> float:
-        """Return the cost of a round.
-
-        Args:
-            drafts: Number of drafts per image.
-
-        Returns:
-            Time of the round in plain rounds, at least 0.1.
-        """
+        """Return the time of a round with this number of drafts per image, in plain rounds, at least 0.1."""
         return max(interpolated(self.costs[mode], drafts), 0.1)
 
     @property
@@ -109,14 +99,7 @@ class CostProfile:
 
     @classmethod
     def from_json(cls, value: Any) -> CostProfile:
-        """Return the profile that :meth:`to_json` has written.
-
-        Args:
-            value: Parsed JSON, which is not trusted.
-
-        Raises:
-            AdtError: If the value is not such a profile, or its digest is wrong.
-        """
+        """Return the profile that :meth:`to_json` has written. Raise AdtError if the value or its digest is wrong."""
         if _PROFILE.fits(value) and all(map(_is_curve, value["costs"].values())):
             costs = {mode: tuple((size, float(steps)) for size, steps in p) for mode, p in value["costs"].items()}
             decodings = value.get("decodings", 0)

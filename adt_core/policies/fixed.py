@@ -14,13 +14,10 @@ STATIC_TREES: dict[str, dict[str, int]] = {
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
-"""Static trees from papers (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by name.
-
-A tree is a dictionary. It has one entry for each node that has children. The value is the number of these children. The
-key is the path from the root to the node, with one digit per level: the rank among siblings. "" is the root, "0" is its
-first child, and "01" is the second child of "0". Example: {"": 2, "0": 1} is a tree in which the root has the children
-"0" and "1", and "0" has the child "00". No node has more children than the root.
-"""
+"""Static trees from papers (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by name. A tree has one entry for
+each node with children: its number of children. The key is the path from the root to the node, with one digit per
+level: the rank among siblings. Example: {"": 2, "0": 1} is a tree in which the root has the children "0" and "1", and
+"0" has the child "00". No node has more children than the root."""
 
 
 class Plain(Policy):
@@ -64,9 +61,5 @@ class Static(Policy):
 
 
 def static(name: str) -> type[Static]:
-    """Return the policy for a static tree from a paper.
-
-    Args:
-        name: Key of `STATIC_TREES`.
-    """
+    """Return the policy for a static tree from a paper, a key of `STATIC_TREES`."""
     return type("Static", (Static,), {"tree": name})

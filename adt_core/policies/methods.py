@@ -15,13 +15,10 @@ from .fixed import STATIC_TREES, Eagle2, Plain, static
 from .predicted import Predicted
 
 PLAIN = "no-drafting"
-"""Method without drafts. Other methods are compared with it."""
+"""Method without drafts, with which others are compared."""
 DEFAULT = "auto"
-"""Default method."""
 ADT_TREE = "adt-tree"
-"""Method of the ADT-Tree paper."""
 EAGLE2 = "eagle2"
-"""Method of the EAGLE-2 paper."""
 POLICIES: dict[str, type[Policy]] = {
     DEFAULT: Auto,
     ADT_TREE: AdtTree,
@@ -35,22 +32,13 @@ POLICIES: dict[str, type[Policy]] = {
 
 @dataclass(frozen=True, init=False)
 class Drafting:
-    """A method and its settings.
-
-    Attributes:
-        method: Name of the method, a key of `POLICIES`.
-        settings: Settings of the method.
-    """
+    """A method, which is a key of `POLICIES`, and its settings."""
 
     method: str
     settings: DraftSettings
 
     def __init__(self, method: str = DEFAULT, **options: Any):
         """Check and store the method and its settings.
-
-        Args:
-            method: Name of the method, a key of `POLICIES`.
-            **options: Settings of the method, by name.
 
         Raises:
             AdtError: If the method is unknown, a setting does not belong to the method, or a value is not valid.
@@ -62,11 +50,7 @@ class Drafting:
         object.__setattr__(self, "settings", self.policy.settings_type(**options))
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise AdtError if a setting belongs only to other methods.
-
-        Args:
-            given: Settings, by name.
-        """
+        """Raise AdtError if one of the given settings, by name, belongs only to other methods."""
         own = self.policy.settings_type.options()
         for name in given:
             if name in options() and name not in own:
@@ -74,12 +58,7 @@ class Drafting:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
-        """Create the method and its settings from a dictionary that may contain other settings too.
-
-        Args:
-            values: Values by name. Entries with the value None, and settings that the method does not have, are
-                ignored.
-        """
+        """Create a drafting from values by name. None, and settings that the method does not have, are ignored."""
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", DEFAULT)
         names = POLICIES[method].settings_type.options() if method in list(POLICIES) else {}
@@ -90,12 +69,7 @@ class Drafting:
         return {"method": self.method, **self.settings.flat()}
 
     def replace(self, **options: Any) -> Drafting:
-        """Return a copy with some values replaced.
-
-        Args:
-            **options: New values, by name. If `method` is among them, the copy keeps the settings that both methods
-                have.
-        """
+        """Return a copy with other values. With another `method`, it keeps the settings that both methods have."""
         return Drafting.of({**self.flat(), **options})
 
     @property
@@ -121,15 +95,10 @@ def options() -> dict[str, Option]:
 
 
 def check_fit(method: str, network: bool) -> None:
-    """Raise an error if a method cannot be used with a drafter.
+    """Raise AdtError if a method needs a drafter that is only a network, and the drafter is not.
 
     Args:
-        method: Name of the method, a key of `POLICIES`.
-        network: Whether the drafter is only a network. It is False for the Jacobi window (drafts from the target's own
-            earlier forward passes), and for a network that is combined with this window.
-
-    Raises:
-        AdtError: If the method needs such a network, and `network` is False.
+        network: Whether the drafter is only a network: neither the Jacobi window, nor combined with it.
     """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError("method.needs_network", method=method)

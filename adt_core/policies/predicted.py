@@ -19,7 +19,7 @@ BOTH = "both"
 SOURCES = (LEFT, ABOVE, BOTH)
 """Values of the option `predict_from`."""
 CELLS_ABOVE = 4
-"""Number of cells in the row above that are used, from the column of the next token to the right."""
+"""Number of cells in the row above that are used, from the column of the next token on."""
 _SOURCES_HELP = (
     "Predicted: rounds that predict the next one, besides the mean of the image: the last round (left), the rounds of "
     "the tokens above, or both."
@@ -68,7 +68,7 @@ class Predicted(Policy):
         return [self._shape_for(self._predicted(self._images[slot.image], slot.position)) for slot in slots]
 
     def _predicted(self, image: _ImageState, position: int) -> float:
-        """Return the expected number of accepted drafts of the tree whose root is at `position`."""
+        """Return the expected number of accepted drafts of the tree with the root at `position`."""
         mean = image.total / image.count
         first = position + 1 - self.context.columns
         above = [image.accepted[cell] for cell in range(first, first + CELLS_ABOVE) if cell in image.accepted]
@@ -87,7 +87,6 @@ class Predicted(Policy):
         return s.bounded(depth, round(s.width_max - share * (s.width_max - s.width_min)))
 
     def on_verified(self, round: Round) -> None:
-        """Store the number of accepted drafts at the positions that the round emitted."""
         for record in round.images:
             if record.depth:
                 image = self._images[record.image]

@@ -28,31 +28,24 @@ from ..errors import Check
 Key = tuple[int, int]
 """Seed of an image, and its index among the images of its prompt."""
 NoiseRows = Callable[[range], Tensor]
-"""Function that makes the noise [n, V] of one image at n successive positions.
-
-The caller requests positions in raster order, and each position at most once.
-"""
+"""Function that makes the noise [n, V] of one image at n successive positions. The caller requests positions in raster
+order, and each position at most once."""
 NoiseKind = Callable[[Key], NoiseRows]
 """Function from the key of an image to its `NoiseRows`."""
 _CHUNK_NUMBERS = 2**15
-"""Approximate number of random numbers in a chunk: the noise at a few successive positions, made by one call.
-
-This many numbers fit into the CPU's cache, and making them takes about 0.6 ms on one core.
-"""
+"""Approximate number of random numbers in a chunk: the noise at a few successive positions, made by one call. This many
+numbers fit into the CPU's cache, and making them takes about 0.6 ms on one core."""
 
 
 def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
-    """Return keyed Gumbel(0, 1) noise.
+    """Return keyed Gumbel(0, 1) noise, [n, V] float64.
 
-    The random generator is Philox 4x64. It computes each number from a key and a counter. Here the key is
-    (seed, image_index), and word 1 of the counter is the position. So the row of a position can be made without the
-    rows before it.
+    The random generator is Philox 4x64. It computes each number from a key and a counter. Here the key is (seed,
+    image_index), and word 1 of the counter is the position. So the row of a position can be made without the rows
+    before it.
 
     Args:
         image_index: Index of the image among the images of its prompt.
-
-    Returns:
-        [n, V] float64.
     """
     philox = np.random.Philox(key=np.array([seed, image_index], dtype=np.uint64))
     state = philox.state  # setting the initial state again is faster than making another generator
@@ -74,11 +67,7 @@ class KeyedNoise:
     """Keyed noise, as a `NoiseKind`. The noise values are the same on every device."""
 
     def __init__(self, vocabulary: int, like: Tensor):
-        """Prepare the noise.
-
-        Args:
-            like: Tensor with the dtype of the noise, on the device to which the caller will copy the noise.
-        """
+        """Prepare the noise. `like` has its dtype, on the device to which the caller will copy it."""
         self._vocabulary = vocabulary
         self._like = like
 
@@ -118,7 +107,6 @@ class Noise:
         """Allocate the ring.
 
         Args:
-            ahead: Noise is read at most this many positions after the position of an image's root.
             like: Tensor with the dtype and the device of the ring.
             check: Cancellation callback, called before each chunk of rows is made. It may raise an exception.
             kind: Kind of noise (default: keyed noise).
@@ -137,21 +125,12 @@ class Noise:
 
     @staticmethod
     def num_bytes(images: int, length: int, vocabulary: int, ahead: int, itemsize: int = 4) -> int:
-        """Return the size of `ring` in bytes.
-
-        Args:
-            ahead: Noise is read at most this many positions after the position of an image's root.
-            itemsize: Bytes per number.
-        """
+        """Return the size of `ring` in bytes, with `itemsize` bytes per number."""
         return images * Noise.held(length, vocabulary, ahead) * vocabulary * itemsize
 
     @staticmethod
     def held(length: int, vocabulary: int, ahead: int) -> int:
-        """Return the number W of rows that are stored for an image.
-
-        Args:
-            ahead: Noise is read at most this many positions after the position of an image's root.
-        """
+        """Return the number W of rows that are stored for an image."""
         return _sizes(length, vocabulary, ahead)[1]
 
     def prepare(self, positions: Sequence[int], ahead: int | None = None) -> None:
@@ -161,7 +140,7 @@ class Noise:
 
         Args:
             positions: Position of each image's root. The position of an image never decreases from call to call.
-            ahead: Number of positions after the root (default and maximum: the constructor's `ahead`).
+            ahead: Number of positions after the root (default and maximum: the attribute `ahead`).
         """
         ahead = self.ahead if ahead is None else ahead
         for slot, position in enumerate(positions):
@@ -181,22 +160,17 @@ class Noise:
         self._made[slot] = positions.stop
 
     def at(self, positions: Tensor) -> Tensor:
-        """Return the noise at n positions of each image, without waiting for the device.
+        """Return the noise [B, n, V] at n positions of each image, without waiting for the device.
+
+        The values at a position that `prepare` has not made are arbitrary, but finite.
 
         Args:
             positions: [B, n] int64. A position after the end of the image gets the noise of the image's last position.
-
-        Returns:
-            [B, n, V]. The values at a position that `prepare` has not made are arbitrary, but finite.
         """
         return self.ring[self._slots, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
 
     def select(self, slots: Tensor) -> None:
-        """Keep the images in the given slots, and drop all others.
-
-        Args:
-            slots: [b] int64, slots to keep. The images get the new slots 0 to b - 1 in this order.
-        """
+        """Keep the images in the given slots [b] int64. They get the new slots 0 to b - 1 in this order."""
         self.ring = self.ring[slots]
         kept = slots.tolist()
         self._rows = [self._rows[slot] for slot in kept]
@@ -208,8 +182,8 @@ class Noise:
 
         Args:
             slots: [b] int64, slots of the new images.
-            others: Noise of the b new images, with the same `length`, V and W. Its cancellation callback replaces the
-                callback of this object.
+            others: Noise of the b new images, with the same `length`, V and W. Its cancellation callback replaces this
+                one's.
         """
         self.ring.index_copy_(0, slots, others.ring)
         for number, slot in enumerate(slots.tolist()):

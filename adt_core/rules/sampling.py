@@ -27,21 +27,14 @@ from .noise import Noise
 
 
 def noise_table(
-    sampling: Sampling,
-    image_indices: Sequence[int],
-    length: int,
-    vocabulary: int,
-    like: Tensor,
+    sampling: Sampling, image_indices: Sequence[int], length: int, vocabulary: int, like: Tensor
 ) -> Tensor | None:
-    """Return the noise of complete images, or None at temperature 0.
+    """Return the noise of complete images, [B, length, V], or None at temperature 0.
 
     Args:
         sampling: Settings; seed and temperature are used.
         image_indices: Index of each image among the images of its prompt.
         like: Tensor with the dtype and the device of the noise.
-
-    Returns:
-        [B, length, V].
     """
     if sampling.greedy:
         return None
@@ -52,7 +45,7 @@ def noise_table(
 
 
 def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = None, filters: bool = True) -> Tensor:
-    """Apply temperature, top-k, top-p and a bias to logits, in this order.
+    """Apply temperature, top-k, top-p and a bias to logits, in this order. Excluded tokens get the logit -inf.
 
     Temperature 0 does not scale the logits. Top-k keeps every token whose logit equals the k-th largest logit.
 
@@ -64,8 +57,7 @@ def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = Non
         filters: Whether to apply top-k and top-p.
 
     Returns:
-        Processed logits; excluded tokens have the logit -inf. The shape is that of the bias, or that of the logits if
-        the bias is None.
+        Processed logits, in the shape of the bias if there is one.
     """
     z = logits
     if not sampling.greedy and sampling.temperature != 1:
@@ -145,11 +137,11 @@ def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
 
     Args:
         features: [2B, ...], first the B conditional rows, then the B unconditional rows. If the guidance is the number
-            1: [B, ...], only the conditional rows.
+            1: [B, ...], only the conditional rows, which are returned unchanged.
         guidance: Guidance scale: a number, or a tensor [..., 1] with a scale for each feature vector.
 
     Returns:
-        [B, ...]. If the guidance is the number 1, the features are returned unchanged.
+        [B, ...].
     """
     if not isinstance(guidance, Tensor) and guidance == 1:
         return features

@@ -29,18 +29,17 @@ from .noise import Key, NoiseRows
 def noise_device(device: torch.device) -> str:
     """Return a name for a device. Devices with the same name make the same noise.
 
-    For a GPU it is the name of the GPU model, because the noise depends on how a GPU divides the work among its cores.
-    For other devices it is the device type, such as "cpu".
+    It is the GPU model, because the noise depends on how a GPU divides the work among its cores, or else the device
+    type.
     """
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @cache
 def exponential_uses_uniform() -> bool:
-    """Return whether this version of torch computes exponential numbers on a CPU from uniform numbers.
+    """Return whether this version of torch computes exponential numbers on a CPU as -log(1 - u), u uniform in float64.
 
-    All known versions do this: an exponential number is -log(1 - u), where u is a uniform float64 number. In this case,
-    the logarithm has to be computed only for the tokens of our vocabulary.
+    All known versions do. Then the logarithm has to be computed only for the tokens of our vocabulary.
     """
     numbers = torch.empty(1000, dtype=torch.float64).uniform_(generator=torch.Generator().manual_seed(0))
     expected = torch.empty(1000).exponential_(generator=torch.Generator().manual_seed(0))
@@ -94,12 +93,7 @@ class ScriptNoise:
         return _Reader(self, *key)
 
     def calls(self, seed: int, positions: range, state: Tensor | None) -> _Calls:
-        """Return the noise of some positions, from the cache if possible.
-
-        Args:
-            state: State of the generator before the first of these positions; None if no call with this seed was made
-                before.
-        """
+        """Return the noise of some positions. `state` is the generator's before them, or None before the first call."""
         calls = self._kept.get((seed, positions))
         if calls is None:
             calls = self._kept[seed, positions] = self._make(seed, positions, state)

@@ -62,7 +62,7 @@ class DraftTree:
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
-    """Return a matrix that marks each node and its ancestors.
+    """Return a matrix that marks each node and its ancestors, as `DraftTree.ancestors`, [B, n, n] bool.
 
     The matrix starts with two marks in the row of each node: the node and its parent. Squaring the matrix doubles the
     number of generations that it covers: 1, 2, 4, ...
@@ -70,9 +70,6 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
     Args:
         parents: [B, n], index of each node's parent. The root is its own parent.
         depth: Upper bound of all depths.
-
-    Returns:
-        [B, n, n] bool. Entry [b, i, j] is True if node j is node i or an ancestor of node i.
     """
     batch, n = parents.shape
     reach = torch.eye(n, device=parents.device).expand(batch, -1, -1).scatter(2, parents[..., None], 1.0)
@@ -121,17 +118,14 @@ class CandidatePool:
         self.count = 0
 
     def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
-        """Add one level of candidates.
+        """Add one level of candidates, and return the number of the first of them.
 
         Args:
-            tokens: [B, m, k], codes of k children for each of m parents. k is the same on all levels.
-            scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must
-                not be used.
+            tokens: [B, m, k], codes of k children for each of m parents, first those of the first parent. k is the same
+                on all levels.
+            scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must not
+                be used.
             parents: [B, m], number of each parent.
-
-        Returns:
-            Number of the level's first candidate. The children of the first parent come first, then those of the
-            second parent, and so on.
         """
         first = self.count + 1
         _, m, self._children = tokens.shape
@@ -140,13 +134,9 @@ class CandidatePool:
         return first
 
     def threshold(self, drafts: int, budgets: Tensor | None = None) -> Tensor:
-        """Return the lowest score among the candidates that :meth:`rerank` would keep for each image, [B, 1].
+        """Return the lowest score that :meth:`rerank`, with these arguments, would keep for each image, [B, 1].
 
         The result is -inf for an image that has fewer candidates than it may keep.
-
-        Args:
-            drafts: Maximum number of candidates to keep for each image.
-            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `drafts`.
         """
         # Example: an image has the scores [0.3, 0.5]. With drafts = 3, `best` is [0.5, 0.3, -inf], and the result is
         # -inf. With drafts = 3 and the budget 2, the result is 0.3.
@@ -201,14 +191,10 @@ class CandidatePool:
 
 
 def keep_best(scores: Tensor, budgets: Tensor | None) -> Tensor:
-    """Keep the best scores of each image, and set all others to -inf. Of equal scores, the earlier one is kept.
+    """Keep the best scores [B, n] of each image, and set all others to -inf. Of equal scores, the earlier one is kept.
 
     Args:
-        scores: [B, n] for n candidates.
         budgets: [B, 1], number of scores to keep for each image; None keeps all.
-
-    Returns:
-        [B, n].
     """
     if budgets is None:
         return scores

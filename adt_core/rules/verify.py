@@ -45,7 +45,7 @@ class Acceptance:
         accepted: [B, 1], number of accepted drafts.
         nodes: [B, D + 2], indices of the nodes on the path, beginning with the root. Entries after index `accepted` are
             indices of arbitrary nodes.
-        last: [B, 1], index of the path's last node. It is 0 (the root) if no draft is accepted.
+        last: [B, 1], index of the path's last node, 0 (the root) if no draft is accepted.
         next_root: [B, 1], token y of the path's last node. It is the root of the image's next tree.
     """
 
@@ -65,32 +65,22 @@ class Acceptance:
         return self.nodes[:, 1:]
 
     def cut(self, drafts: int) -> Acceptance:
-        """Return a copy with fewer `nodes`.
-
-        Args:
-            drafts: Number D of drafts for which `path` has entries. No image may have more accepted drafts.
-        """
+        """Return a copy whose `path` has entries for only `drafts` drafts. No image may have more accepted drafts."""
         return replace(self, nodes=self.nodes[:, : drafts + 2])
 
     def is_scattered(self) -> Tensor:
-        """Return whether each image's path skips nodes, bool [B, 1].
-
-        Example: the path 0, 1, 2 skips none. The path 0, 1, 3 skips node 2.
-        """
+        """Return whether each image's path skips nodes, bool [B, 1]: 0, 1, 3 skips node 2."""
         # The path is in ascending order. So it skips no node if the last node has the number `accepted`.
         return self.last != self.accepted
 
 
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
-    """Return which nodes agree, that is, equal the y of their parent. The root always agrees.
+    """Return which nodes agree, bool [B, N + 1]: the root, and nodes that equal the y of their parent.
 
     y does not depend on the tree. So every tree gives the same image as decoding without drafts.
 
     Args:
         emitted: [B, N + 1], token y of each node.
-
-    Returns:
-        [B, N + 1] bool.
     """
     agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
     agrees[:, :1].fill_(True)
@@ -135,7 +125,7 @@ class Neighbours:
 
         Args:
             codebook: [V, C], vectors of the codes.
-            k: Number of neighbours. A larger value than V - 1 is replaced by V - 1.
+            k: Number of neighbours, at most V - 1.
         """
         k = min(k, len(codebook) - 1)
         nearest = []
@@ -146,12 +136,9 @@ class Neighbours:
         return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
 
     def padded(self, tokens: int) -> Neighbours:
-        """Return a copy with rows for tokens that are not codes, such as the end of a row of the image.
+        """Return a copy with `tokens` rows: further rows are for tokens that are not codes, such as the end of a row.
 
         All k neighbours of such a token are the token itself, at an infinite distance.
-
-        Args:
-            tokens: Number of rows of the copy: all codes, and the other tokens after them.
         """
         k = self.indices.shape[1]
         extra = torch.arange(len(self.indices), tokens, device=self.indices.device)[:, None].expand(-1, k)
@@ -159,7 +146,6 @@ class Neighbours:
         return Neighbours(torch.cat([self.indices, extra]), torch.cat([self.distances, far]))
 
     def to(self, device: torch.device) -> Neighbours:
-        """Return the neighbours on a device."""
         return Neighbours(self.indices.to(device), self.distances.to(device))
 
 
@@ -215,13 +201,7 @@ def _greedy_substitutes(tree: DraftTree, p: Tensor, neighbours: Neighbours, lant
 
 
 def _substitutes(
-    tree: DraftTree,
-    draft: Tensor,
-    emitted: Tensor,
-    p: Tensor,
-    neighbours: Neighbours,
-    lantern: Lantern,
-    width: int,
+    tree: DraftTree, draft: Tensor, emitted: Tensor, p: Tensor, neighbours: Neighbours, lantern: Lantern, width: int
 ) -> tuple[Tensor, Tensor]:
     """Return which nodes can be substitutes above temperature 0, and their scores, [B, N + 1] each.
 
@@ -241,7 +221,7 @@ def _substitutes(
 def _within_delta(
     tree: DraftTree, draft: Tensor, mass: Tensor, near: Tensor, delta: float, width: int, vocabulary: int
 ) -> Tensor:
-    """Return which neighbours of each draft x are in A(x) under LANTERN.
+    """Return which neighbours of each draft x are in A(x) under LANTERN, bool [B, N + 1, k].
 
     The sets A of all siblings together have at most the total probability delta. Siblings add their nearest neighbours
     in the order of their ranks, until delta is used up. A code counts only once per group of siblings. The tokens of
@@ -253,9 +233,6 @@ def _within_delta(
         near: [B, N + 1, k], code of each neighbour.
         delta: Maximum total probability.
         width: Maximum number of children of a node.
-
-    Returns:
-        [B, N + 1, k] bool.
     """
     # `claimed` has a flag for each pair (parent, code), at index parent * V + code. Example: delta = 0.1. Node 1 (rank
     # 0) has the neighbours a (probability 0.06) and b (0.05). Only a is in A(1), and 0.04 is left. The sibling node 2
@@ -286,14 +263,11 @@ def _has_sibling(tree: DraftTree, nodes: Tensor) -> Tensor:
 
 
 def _best_sibling(tree: DraftTree, passes: Tensor, score: Tensor) -> Tensor:
-    """Mark one child of each parent: the one with the highest score. Of equal scores, the first child is marked.
+    """Mark one child of each parent, bool [B, N + 1]: of those that pass, the first with the highest score.
 
     Args:
         passes: [B, N + 1] bool, nodes that can be marked.
         score: [B, N + 1], score of each node.
-
-    Returns:
-        [B, N + 1] bool. A parent has no marked child if no child passes.
     """
     score = score.masked_fill(~passes, -math.inf)
     highest = torch.full_like(score, -math.inf).scatter_reduce_(1, tree.parents, score, "amax").gather(1, tree.parents)

@@ -114,10 +114,7 @@ def _options(config: Any, seed: int | None) -> dict[str, Any]:
 
 
 def _check_ends(prompts: list[EncodedPrompt], target: Target) -> None:
-    """Raise AdtError if a prompt does not end as prompts for images of the target's size do.
-
-    The expected end is what two prompts with different texts have in common.
-    """
+    """Raise AdtError if a prompt does not end as all prompts for images of the target's size do."""
     one, other = (target.encode_prompt(text)[::-1] for text in ("a", "b c"))
     same = next(number for number, pair in enumerate(zip(one, other)) if pair[0] != pair[1])
     end = one[:same][::-1]

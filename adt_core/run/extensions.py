@@ -23,9 +23,9 @@ from ..policies import POLICIES, Policy
 def add_installed() -> None:
     """Add the policies and drafters of other installed packages to the tables, once per process.
 
-    The command line and the pipeline call this function when they start to work, not when they are imported: a package
-    that imports this one could not be imported from here. Drafters are imported only if there are any, because they
-    need torch, and `--help` does not.
+    The command line and the pipeline call this when they start to work, not when they are imported: a package that
+    imports this one could not be imported from here. Drafters are imported only if there are any, because they need
+    torch.
     """
     _add("adt_tree.policies", POLICIES, Policy)
     if entry_points(group="adt_tree.drafters"):
@@ -35,13 +35,9 @@ def add_installed() -> None:
 
 
 def _add(group: str, table: dict[str, Any], kind: type) -> None:
-    """Add the classes of a group of entry points to a table.
+    """Add the classes of a group of entry points, which have the base class `kind`, to a table.
 
-    A class that can't be used is left out, with a warning, so that a broken package does not stop other methods. Names
-    of this package can't be replaced.
-
-    Args:
-        kind: Base class of the classes.
+    A class that can't be used is left out with a warning. Names of this package can't be replaced.
     """
     for entry in entry_points(group=group):
         offered, problem = _loaded(entry, kind)

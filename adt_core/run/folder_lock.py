@@ -12,18 +12,10 @@ from ..files import refuse_links, writing
 
 
 class FolderLock:
-    """Lock file in an output folder. The operating system releases the lock of a killed process.
-
-    As a context manager, it holds the lock for the duration of the block.
-    """
+    """Lock file in an output folder. The operating system releases the lock of a killed process."""
 
     def __init__(self, folder: Path, name: str):
-        """Make the lock, without taking it.
-
-        Args:
-            name: Name of the lock file. Processes that write different results into the same folder have different
-                names.
-        """
+        """Make the lock, without taking it. Processes with different results in one folder use different names."""
         self._folder = folder
         self._path = folder / name
         self._lock = FileLock(self._path)

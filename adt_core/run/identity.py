@@ -28,7 +28,7 @@ from .runner import Runner
 DIGEST_BYTES = 16
 """Length of a digest. With 128 bits, nobody can find two contents with the same digest."""
 CACHED_BYTES = 2**28
-"""Smallest size of weights whose digest is stored in the cache folder. Smaller weights take less than a second."""
+"""Smallest size of weights whose digest is stored. Smaller weights take less than a second."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,9 +42,6 @@ def settings_key(pipeline: Runner, check: Check | None = None) -> str:
 
     Two pipelines with the same digest make the same image for a job. The digest includes the drafter and its settings
     only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
-
-    Args:
-        check: Cancellation callback, or None.
     """
     target = pipeline.target
     recipe = pipeline.recipe
@@ -52,9 +49,8 @@ def settings_key(pipeline: Runner, check: Check | None = None) -> str:
     files = [path for _, path in model_files(recipe.loading.model)]
     modules = {"decoder": target.decoder, "codec": target.codec, "text": target.text_encoder}
 
-    @cache
+    @cache  # tells the user once, although each module may take many seconds
     def announce() -> None:
-        """Tell the user once, although each module may take many seconds."""
         (get_runtime().notify or _log.info)(message("weights.checking", name=target.name))
 
     weights = [
@@ -86,7 +82,7 @@ def weights_digest(
     Args:
         part: Name of the module in the model.
         files: Files from which the weights were loaded; empty if they are unknown.
-        check: Cancellation callback, called for each tensor, or None.
+        check: Cancellation callback, called for each tensor.
         announce: Called before large weights are read.
     """
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

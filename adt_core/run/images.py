@@ -22,7 +22,7 @@ from ..files import file_name_part, inside, is_device, opened, parse_json, path_
 from ..version import FORMAT, VERSION
 
 KEY = "adt_tree"
-"""Keyword of the PNG text chunk that contains the settings in JSON."""
+"""Keyword of the PNG text chunk with the settings in JSON."""
 LONGEST_KEYWORD = 79
 """Maximum length of the keyword of a text chunk."""
 PARAMETERS = "parameters"
@@ -33,8 +33,7 @@ _DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFErro
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_DATA_ERRORS)
 """Exceptions that Pillow raises for files that are not valid images, or are too large to decode."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""Formats that this module reads. Other formats, such as EPS, are rejected: Pillow may start external programs to read
-them."""
+"""Formats that this module reads. For others, such as EPS, Pillow may start external programs."""
 MAX_IMAGE_MIB = 512
 """Maximum size of an image file in MiB."""
 _WHITE = {"I": 65535, "F": 1}
@@ -43,11 +42,7 @@ _WHITE = {"I": 65535, "F": 1}
 
 @contextmanager
 def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
-    """Open an image without decoding it.
-
-    Raises:
-        IMAGE_ERRORS: If the source is not a regular file, is too large, or is not a valid image.
-    """
+    """Open an image without decoding it. Raise `IMAGE_ERRORS` if it is not valid, too large or no regular file."""
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
         if size > MAX_IMAGE_MIB * 2**20:
@@ -58,14 +53,10 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB with 8 bits per channel.
+    """Convert an image of any Pillow mode to RGB with 8 bits per channel.
 
-    For grayscale images of more than 8 bits, Pillow's `convert` clips the values and does not scale them. With
-    `convert`, most 16-bit images would become white, and floating-point images would become black.
-
-    Args:
-        image: Image of any Pillow mode. In grayscale images, white is 65535 for integers of 16 or 32 bits, and 1.0 for
-            floating-point values.
+    Grayscale images of more than 8 bits are scaled: Pillow's `convert` would clip their values, so most 16-bit images
+    would become white. White is 65535 for integers of 16 or 32 bits, and 1.0 for floating-point values.
 
     Raises:
         OSError: If grey values are below 0 or above white. The attribute `strerror` contains their range.
@@ -84,25 +75,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:
-    """Convert floating-point pixels to 8-bit pixels.
-
-    Args:
-        pixels: [3, H, W] in [-1, 1]: RGB, height, width.
-
-    Returns:
-        [H, W, 3] uint8.
-    """
+    """Convert pixels [3, H, W] in [-1, 1] to [H, W, 3] uint8."""
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
 def to_png(pixels: Tensor, settings: dict, texts: Mapping[str, str] | None = None) -> bytes:
-    """Encode pixels as a PNG that contains the settings in two text chunks.
-
-    One chunk contains JSON, which `read_settings` reads. The other chunk contains the result of `parameters_text`,
-    which other programs can read.
+    """Encode pixels as a PNG with the settings in two text chunks: JSON for `read_settings`, and `parameters_text`.
 
     Args:
-        pixels: [3, H, W] in [-1, 1]: RGB, height, width.
+        pixels: [3, H, W] in [-1, 1], RGB.
         settings: Settings of the image, as values that JSON supports. The PNG also gets the number `FORMAT`.
         texts: Additional text chunks by keyword.
     """
@@ -115,14 +96,13 @@ def to_png(pixels: Tensor, settings: dict, texts: Mapping[str, str] | None = Non
 
 
 def parameters_text(settings: dict, width: int, height: int) -> str:
-    """Return the settings in the text format of other image generators.
+    """Return the settings in the text format of other image generators; "" without a prompt.
 
     The text consists of the prompt, the negative prompt, and one line of names and values such as "Seed: 3". Other
-    programs require that this line begins with "Steps". For diffusion models, "Steps" is the number of denoising steps.
-    Here it is the number of image tokens, which does not depend on drafting.
+    programs require that this line begins with "Steps", the number of denoising steps of a diffusion model. Here it is
+    the number of image tokens, which does not depend on drafting.
 
     Args:
-        settings: Settings of the image. If they contain no prompt, the result is "".
         width: Width in pixels.
         height: Height in pixels.
     """
@@ -150,11 +130,7 @@ def parameters_text(settings: dict, width: int, height: int) -> str:
 
 
 def _relaxed(settings: dict) -> str | None:
-    """Return a note on relaxed acceptance (LANTERN), or None if acceptance is exact.
-
-    Users need the note to reproduce an image: with the same seed, relaxed acceptance gives another image than exact
-    acceptance.
-    """
+    """Return a note on relaxed acceptance (LANTERN), which changes the image of a seed; None if acceptance is exact."""
     if settings.get("lantern_delta") is None and settings.get("lantern_factor") is None:
         return None
     figures = settings.get("figures")
@@ -169,11 +145,7 @@ def _quoted(value: object) -> str:
 
 
 def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
-    """Return text chunks for a PNG. Lone surrogates, which UTF-8 cannot encode, are escaped.
-
-    Args:
-        texts: Text of each chunk, by keyword.
-    """
+    """Return text chunks for a PNG, by keyword. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     info = PngImagePlugin.PngInfo()
     for name, text in texts.items():
         info.add_text(name, text.encode("utf-8", "backslashreplace").decode())
@@ -181,11 +153,7 @@ def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
 
 
 def is_keyword(name: str) -> bool:
-    """Return whether a user may choose a name as the keyword of a text chunk.
-
-    Args:
-        name: Name to check. A keyword must be valid in PNG and differ from `KEY`.
-    """
+    """Return whether a name is valid as the keyword of a PNG's text chunk, and differs from `KEY`."""
     return 0 < len(name) <= LONGEST_KEYWORD and name.isprintable() and name != KEY and max(name) < "\u0100"
 
 
@@ -213,11 +181,7 @@ def read_settings(path: Path) -> dict:
 
 
 def is_intact(path: Path, size: tuple[int, int]) -> bool:
-    """Return whether a PNG has valid checksums and the expected size. Its pixels are not decoded.
-
-    Args:
-        size: Width and height in pixels.
-    """
+    """Return whether a PNG has valid checksums and this width and height. Its pixels are not decoded."""
     try:
         with open_image(path, ("PNG",)) as image:
             image.verify()
@@ -227,14 +191,7 @@ def is_intact(path: Path, size: tuple[int, int]) -> bool:
 
 
 def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
-    """Return the pixels of a PNG, or None if the file is damaged or the image has another size.
-
-    Args:
-        size: Width and height in pixels.
-
-    Returns:
-        [H, W, 3] uint8.
-    """
+    """Return the pixels of a PNG, [H, W, 3] uint8; None if it is damaged or has another width and height."""
     if not is_intact(path, size):
         return None
     try:
@@ -281,14 +238,7 @@ def _identities(path: Path) -> set[object]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Check that a file can be written. The check creates no file.
-
-    Args:
-        option: Name of the option with this path, for the error message.
-
-    Raises:
-        AdtError: If the file cannot be written.
-    """
+    """Raise AdtError if the file of an option cannot be written. The check creates no file."""
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise AdtError("file.long_name", input=option, name=path.name[:40], most=LONGEST_NAME)
     if path.is_dir():
@@ -301,11 +251,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
-    """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
-
-    Args:
-        name: NAME that the user has chosen, or "".
-        usual: NAME to use if `name` is "".
+    """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7. NAME is `name`, or else `usual`.
 
     Raises:
         AdtError: If the path contains a link.

@@ -24,17 +24,17 @@ MAX_IMAGES = 10**6
 
 
 RowSettings = tuple[tuple[str, Any], ...]
-"""Settings that a row of a list has for itself: pairs of the name of a recipe's option and its value."""
+"""Settings of a list's row: pairs of the name of a recipe's option and its value."""
 
 
 class PromptEntry(NamedTuple):
     """A prompt of a list.
 
     Attributes:
-        id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
-        text: The prompt, or "" if the prompt is blank.
-        seed: Seed that the list gives to the prompt, or None.
-        settings: Settings that the list gives to the prompt, which replace the recipe's.
+        id: Id in the list, or the number of the prompt.
+        text: The prompt; "" if it is blank.
+        seed: Seed in the list, or None.
+        settings: Settings that replace the recipe's.
     """
 
     id: str
@@ -50,12 +50,11 @@ class Job:
     Attributes:
         number: Number of the image in its list, from 1.
         prompt: Complete prompt.
-        seed: Seed of the noise.
         index: Index of the image's noise.
         id: Id of the prompt.
         text: Prompt for the model: the complete prompt, or its beginning if it is too long.
         note: Remark for the user on the prompt, or "".
-        settings: Settings of this image that differ from the recipe's.
+        settings: Settings that differ from the recipe's.
     """
 
     number: int
@@ -72,16 +71,15 @@ class Job:
 class JobList:
     """Jobs of a list of prompts, numbered from 1. The images of the first prompt come first.
 
-    The number of an image depends only on the list and on `per_prompt`. So the shards of a list use the same numbers
-    and noise as a run without shards.
+    The number of an image depends only on the list and on `per_prompt`. So shards use the same noise as the complete
+    run.
 
     Attributes:
         prompts: Prompts of the complete list, or the single prompt.
-        recipe: Recipe of the images.
         per_prompt: Number of images per prompt.
         shard: (I, N): this run generates every N-th image, from the I-th on.
-        same_noise: Whether the images of all prompts use the same noise, which depends on the image's index among the
-            images of its prompt. The noise of a model's original script is always used in this way.
+        same_noise: Whether the noise depends only on the index of an image among the images of its prompt. The noise of
+            a model's original script is always used in this way.
 
     Raises:
         AdtError: If there are too many images.
@@ -114,11 +112,7 @@ class JobList:
         return map(self.job, self.numbers)
 
     def job(self, number: int) -> Job:
-        """Return the job of an image.
-
-        Args:
-            number: Number of the image in the list, from 1. It may belong to another shard.
-        """
+        """Return the job of the image with this number, which may belong to another shard."""
         entry = self.prompts[(number - 1) // self.per_prompt]
         has_own_noise = entry.seed is None and not self.same_noise and self.recipe.sampling.noise != ORIGINAL_SCRIPT
         index = number - 1 if has_own_noise else (number - 1) % self.per_prompt
@@ -131,12 +125,7 @@ class JobList:
 
 
 def fit_jobs(jobs: Iterable[Job], check: Callable[[str], str], mode: str) -> tuple[list[Job], dict[Job, str]]:
-    """Shorten or leave out prompts that the model cannot read.
-
-    Args:
-        check: Function that returns a remark on a prompt, or "". It raises AdtError if the model cannot read the
-            prompt.
-        mode: One of `truncation.INVALID_MODES`.
+    """Shorten or leave out prompts that the model cannot read. Arguments as in :func:`.truncation.fit_prompt`.
 
     Returns:
         The jobs to decode; and the other jobs, with the reason of each.

@@ -42,25 +42,14 @@ def shard_path(path: Path, shard: tuple[int, int]) -> Path:
 
 
 def shard_files(path: Path) -> list[Path]:
-    """Return the existing files of all shards, in the order of their names.
-
-    Args:
-        path: Path of the file without shards.
-    """
+    """Return the existing files of all shards by name. `path` is the file without shards."""
     pattern = re.compile(rf"{re.escape(path.stem)}(-[0-9]+-of-[0-9]+)?{re.escape(path.suffix)}")
     found = path.parent.iterdir() if path.parent.is_dir() else ()
     return sorted((file for file in found if pattern.fullmatch(file.name)), key=lambda file: file.name)
 
 
 def check_lines(path: Path, name: str) -> None:
-    """Check that lines can be appended to a file.
-
-    Args:
-        name: Name of the option with this path.
-
-    Raises:
-        AdtError: If the file exists, and does not begin with a line of this module.
-    """
+    """Raise AdtError if the file of an option exists, and does not begin with a line of this module."""
     if path.is_file():
         with opened(path) as file:
             first = file.read(len(BEGINNING))
@@ -90,11 +79,7 @@ class ImageLines:
         self._lock = FileLock(self.path.with_name(f".adt-tree-{self.path.name}.lock"))
 
     def append(self, job: Job, content: Mapping[str, Any]) -> None:
-        """Append the line of an image, and flush it to the disk.
-
-        Raises:
-            AdtError: If the file cannot be written.
-        """
+        """Append the line of an image, and flush it to the disk. Raise AdtError if the file cannot be written."""
         with self._locked():
             add_line(self.path, json.dumps({"image": job.number, "id": job.id, **self._identity(job), **content}))
 
@@ -102,8 +87,8 @@ class ImageLines:
         """Add missing lines, sort the lines of this list, and remove damaged and repeated ones.
 
         Args:
-            contents: Number and content of the lines of all finished images, if their records have it. The content is
-                used if an image has no line, as in a run that has begun without this file.
+            contents: Number and content of the lines of finished images, for images without a line: the run may have
+                begun without this file.
 
         Returns:
             The images of this shard that have a line.
@@ -156,14 +141,13 @@ class ImageLines:
 
 
 def merge_lines(path: Path, add: Callable[[Mapping[str, Any]], None]) -> None:
-    """Write the lines of all shards into one file, without repeated and damaged ones.
+    """Write the lines of all shards into one file, sorted by settings and image, without repeated and damaged ones.
 
-    The lines are sorted by their settings and by image. The files of the shards stay as they are. If two lines are of
-    the same image, the line of the merged file counts.
+    The files of the shards stay as they are. If two lines are of the same image, the line of the merged file counts.
 
     Args:
         path: Path of the file without shards.
-        add: Function that receives each line of the merged file as a dictionary.
+        add: Receives each line of the merged file as a dictionary.
 
     Raises:
         AdtError: If a file cannot be read or written.

@@ -16,13 +16,11 @@ from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 
 
 def generated_cells(mask: Tensor, grid: tuple[int, int], name: str) -> Tensor:
-    """Round masks to whole cells of an image.
-
-    A cell is generated if the mean of the mask over the cell is at least 0.5. Values are limited to 0 (keep) to 1
-    (generate).
+    """Round masks to whole cells of an image. A cell is generated if the mean of the mask over it is at least 0.5.
 
     Args:
-        mask: [height, width], [B, height, width] or [B, 1, height, width] in any size.
+        mask: [height, width], [B, height, width] or [B, 1, height, width] in any size, limited to 0 (keep) to 1
+            (generate).
         grid: Rows and columns of cells.
         name: Name of the input for error messages.
 
@@ -56,7 +54,7 @@ def kept_of(image: Image.Image, generated: Tensor, target: Target) -> tuple[int,
     """Return the codes of an image that are kept, in the form of `Recipe.kept`: -1 for cells to generate.
 
     Args:
-        image: Image in RGB. If it has another size than the model's images, it is cropped and resized.
+        image: RGB image, cropped and resized to the size of the model's images.
         generated: [1, rows, columns] bool, whether each cell is generated.
     """
     side = target.downsample
@@ -97,7 +95,7 @@ def open_rgb(path: Path, name: str, key: str = "image.unreadable") -> Image.Imag
     """Read an image in RGB, and rotate it as its EXIF data requires.
 
     Args:
-        name: Name of the option or node input that has this path, for the error message.
+        name: Option or node input that has this path, for the error message.
         key: Key of the error message.
 
     Raises:
@@ -112,13 +110,7 @@ def open_rgb(path: Path, name: str, key: str = "image.unreadable") -> Image.Imag
 
 
 def to_pixels(image: Image.Image, height: int, width: int) -> Tensor:
-    """Return an image as pixels [1, 3, height, width] float32 in [-1, 1].
-
-    Args:
-        image: Image in RGB. If it has another size, it is cropped around its centre and resized.
-        height: Height in pixels.
-        width: Width in pixels.
-    """
+    """Return an RGB image, cropped around its centre and resized, as [1, 3, height, width] float32 in [-1, 1]."""
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
     return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1

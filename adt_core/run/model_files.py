@@ -19,21 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def default_folder() -> Path:
-    """Return the folder of models.
-
-    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise the result is the
-    relative path "models/ar_image".
-    """
+    """Return the folder of models: "models/ar_image" in the ComfyUI with this pack, else as a relative path."""
     base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
     return base / "models" / "ar_image"
 
 
 def is_target_config(config: dict) -> bool:
-    """Return whether a `config.json` is the configuration of a target.
-
-    Args:
-        config: Content of the `config.json`.
-    """
+    """Return whether the content of a `config.json` is the configuration of a target."""
     return any(family.recognises(config, ()) for family in FAMILIES)
 
 
@@ -44,7 +36,7 @@ def is_target_file(name: str) -> bool:
 
 
 def find_drafter(model: str | Path) -> Path | None:
-    """Return the folder of a target's published drafter, or None if no such drafter is installed.
+    """Return the folder of a target's published drafter, or None if it is not installed.
 
     The function searches the folder that contains the target, and folders called `ar_image_drafters` near this folder.
     """
@@ -63,11 +55,7 @@ def find_drafter(model: str | Path) -> Path | None:
 def default_drafter(model: str) -> str:
     """Return the name or path of the default drafter of a model.
 
-    The default is the bundled drafter for the bundled model. For another model, it is the published drafter of this
-    model if this drafter is installed, else "jacobi".
-
-    Args:
-        model: Path of the model.
+    It is the bundled drafter for the bundled model, else the published drafter if it is installed, else "jacobi".
     """
     return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
@@ -81,8 +69,8 @@ _PARTS = f"{_WEIGHTS} {_TEXTS}".split()
 def checkpoint_files(path: str | Path, role: str) -> list[Path]:
     """Return the files of a checkpoint, including files that its model family reads from other folders.
 
-    The function opens no file. If there is no checkpoint at the path, the list is empty, and no error is raised here.
-    In this case, `open_checkpoint` raises the error later.
+    The function opens no file. Without a checkpoint at the path, the list is empty; `open_checkpoint` raises the error
+    later.
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.
@@ -101,10 +89,6 @@ def checkpoint_files(path: str | Path, role: str) -> list[Path]:
 
 
 def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
-
-    Args:
-        option: Name of the option that selects the drafter.
-    """
+    """Return pairs of option and file for `images.check_outputs`. `option` is the one that selects the drafter."""
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
     return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

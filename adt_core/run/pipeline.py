@@ -56,11 +56,11 @@ class Step(NamedTuple):
     """Progress of :meth:`Pipeline.stream` after one round.
 
     Attributes:
-        done: Number of tokens of all images that are decided.
+        done: Number of decided tokens of all images.
         total: Number of tokens of all images.
         results: Images that the round has finished, by their index in the list of prompts. Often empty.
-        preview: Function that returns the complete rows of the unfinished images, by their index in the list of
-            prompts. It costs a pass through the image codec. Call it before the next step.
+        preview: Returns the complete rows of the unfinished images, in the same form, after a pass through the image
+            codec. Call it before the next step.
     """
 
     done: int
@@ -105,8 +105,8 @@ class Pipeline(Runner):
             model: "bundled", the name of an installed model in docs/models.md, or a folder.
             drafter: Folder of a drafter network, "jacobi", or "FOLDER+jacobi". None chooses the bundled drafter for the
                 bundled model, else the published drafter if it is installed, else "jacobi".
-            device: "auto", or the name of a torch device such as "cpu", "cuda" or "cuda:1". "auto" chooses CUDA if
-                there is a CUDA device, else the CPU.
+            device: "auto", or the name of a torch device such as "cpu" or "cuda:1". "auto" chooses CUDA if it is
+                available.
             dtype: "auto", "float32", "float64", "bfloat16" or "float16". "auto", the default, is float32 for the
                 bundled model and on a CPU, else bfloat16 or what the device computes well.
             weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits; None for `dtype`.
@@ -132,11 +132,7 @@ class Pipeline(Runner):
 
     @classmethod
     def of(cls, recipe: Recipe, placement: Placement = Placement()) -> Pipeline:
-        """Load the models of a complete recipe, as :func:`~adt_core.run.resolve.resolve_recipe` returns it.
-
-        Raises:
-            AdtError: If a model can't be read.
-        """
+        """Load the models of a complete recipe (:func:`.resolve_recipe`). Raise AdtError if a model can't be read."""
         loading = recipe.loading
         target = load_target(
             loading.model,
@@ -220,11 +216,7 @@ class Pipeline(Runner):
         return replace(self, recipe=recipe, given=given)._with_drafter()
 
     def of_row(self, settings: RowSettings) -> Pipeline:
-        """Return a pipeline with the settings of a list's row.
-
-        Raises:
-            AdtError: If the model does not support the size.
-        """
+        """Return a pipeline with a row's settings. Raise AdtError if the model does not support the size."""
         pipeline = self.with_options(**{name: value for name, value in settings if name != "size"})
         size = dict(settings).get("size")
         return replace(pipeline, target=self.target.sized(*size)) if size else pipeline
@@ -304,7 +296,7 @@ class Pipeline(Runner):
             **options: As in :meth:`with_options`.
 
         Raises:
-            AdtError: As in :meth:`generate`. It is raised before the first step.
+            AdtError: As in :meth:`generate`, before the first step.
         """
         if isinstance(prompts, str):
             raise AdtError("prompts.one_text", text=shown(prompts))
@@ -325,14 +317,10 @@ class Pipeline(Runner):
 
 
 def _saved_by(pipeline: Pipeline, path: Path, loading: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a PNG, with other options. See :meth:`Pipeline.repeat`.
-
-    Args:
-        loading: Settings of the loaded model.
-        options: Options that replace those in the PNG.
+    """Return the settings of a PNG, with `options` in place of some. See :meth:`Pipeline.repeat`.
 
     Raises:
-        AdtError: If the PNG contains no valid settings, or another model or precision is loaded.
+        AdtError: If the PNG contains no valid settings, or `loading` has another model or precision.
     """
     device = pipeline.target.decoder.embedding.device
     given = {"model": loading["model"], "drafter": pipeline.recipe.drafter or "", "device": str(device), **options}
@@ -369,7 +357,7 @@ def find_model(model: str | Path) -> str:
 
 
 def _check_names(given: Mapping[str, Any], valid: Iterable[str]) -> None:
-    """Raise AdtError if an option is unknown. The message lists the valid names."""
+    """Raise AdtError, with the valid names, if an option is unknown."""
     unknown = [name for name in given if name not in valid]
     if unknown:
         names = ", ".join(sorted(valid))
@@ -412,12 +400,7 @@ def _count(name: str, value: int) -> int:
 
 
 def _seeds(seed: Any, count: int) -> Any:
-    """Return one seed for all texts, a list with one seed per text, or None, after a check of the list.
-
-    Args:
-        seed: Value of the argument `seed`.
-        count: Number of texts.
-    """
+    """Return one seed for all texts, a checked list with one seed per text, or None. `count` is the number of texts."""
     if not isinstance(seed, list | tuple):
         return seed
     if len(seed) != count:

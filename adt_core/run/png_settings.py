@@ -25,8 +25,8 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the prompt and the recipe's settings in a PNG, by option name. Null values are omitted.
 
     Args:
-        given: Options that the user has set. They must include `model` if the PNG names a model that is not part of
-            this pack, and `drafter` if the PNG names a drafter that is not part of this pack.
+        given: Options that the user has set. They must include `model` and `drafter` if the PNG names others than those
+            of this pack.
 
     Raises:
         AdtError: If the image cannot be reproduced from the settings.

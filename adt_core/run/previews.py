@@ -22,11 +22,9 @@ from .images import to_uint8
 BLANK = (22, 24, 29)
 """Colour of rows that are not complete. The acceptance map has the same background (js/map_view.js)."""
 _MIRRORED = 2
-"""Number of rows below the complete rows, which a preview decodes but does not show.
-
-They mirror the last complete rows. A codec darkens the border of the area that it decodes. Its group norms also depend
-on the complete area. With two rows, the error of the bundled model's colours is up to a third smaller.
-"""
+"""Number of rows below the complete rows, which a preview decodes but does not show. They mirror the last complete
+rows: a codec darkens the border of the area that it decodes, and its group norms depend on the complete area. With two
+rows, the error of the bundled model's colours is up to a third smaller."""
 
 
 class PreviewSchedule:
@@ -38,15 +36,15 @@ class PreviewSchedule:
     - Second: at least one second has passed since the last preview.
     - Budget: the previews so far have used at most 4 % of the time so far. With one more image, they will have used at
       most 4 % of the time that the run takes at its current rate. The time of an image is estimated from the last
-      preview: it grows with the number of rows, and an eighth of a complete image is a fixed cost. Previews may use
-      5 % of the time of a run. The limit is lower, because estimates are inexact.
+      preview: it grows with the number of rows, and an eighth of a complete image is a fixed cost. Previews may use 5 %
+      of the time of a run. The limit is lower, because estimates are inexact.
 
-    In a batch, a preview decodes at least one image, and as many as the rest of the budget allows. At the end of the
-    run, at least one image is always decoded, because ComfyUI and the map keep it.
+    In a batch, a preview decodes as many images as the rest of the budget allows, but at least one. The last preview of
+    a run is always made, because ComfyUI and the map keep it.
 
-    The time of the first preview is unknown, so its budget is not checked. It is made as soon as the first row is
-    complete and decodes one image, and so costs only a small part of a pass through the codec. If it was expensive, it
-    delays the others until the run has compensated for it, or the run has no others.
+    The time of the first preview is unknown, so its budget is not checked. It decodes one image after its first row,
+    which is a small part of a pass through the codec. If it was expensive, the next previews wait until the run has
+    compensated for it.
 
     Args:
         clock: Returns the time in seconds.
@@ -121,7 +119,7 @@ class Previews:
         return sorted(new, key=lambda position: (position > 0, self._shown[position]))
 
     def picture(self, position: int) -> Image.Image:
-        """Return the preview of one image. It is decoded again only if it has new rows."""
+        """Return the preview of one image, decoded again only if it has new rows."""
         rows = self._rows()[position]
         if position not in self._pictures or rows != self._shown[position]:
             picture = preview(*self._images[position], self._check)
@@ -133,7 +131,7 @@ class Previews:
     def sheet(self, count: int) -> Image.Image:
         """Return the previews of all images, of which at most `count` are decoded again.
 
-        The result is one image, or a sheet of equal tiles in `columns_of` columns. js/images.js divides the sheet.
+        Several images are a sheet of equal tiles in `columns_of` columns, which js/images.js divides.
         """
         for position in self.stale()[:count]:
             self.picture(position)

@@ -21,18 +21,15 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 MIN_SAMPLES = 6
-"""Minimum number of values for an interval.
-
-Bootstrap intervals of the median of 2, 3 and 4 values contain the true median in only 51, 75 and 88 % of all cases
-(simulated). From 6 values on, they contain it in at least 92 %."""
+"""Minimum number of values for an interval. Simulated bootstrap intervals of the median contain the true median in only
+51, 75 and 88 % of all cases for 2, 3 and 4 values, and in at least 92 % from 6 values on."""
 _RESAMPLES = 4000
 
 
 def order(names: Iterable[Name], number: int = 0, seed: int = 0) -> list[Name]:
     """Return the order in which methods run a task.
 
-    Each pair of tasks has a random order: the first task in this order, and the second in the reverse order. So two
-    methods alternate, and no method often runs first.
+    Each pair of tasks has a random order, which is reversed for its second task. So no method often runs first.
 
     Args:
         number: Number of the task, from 0. The order depends only on this number and the seed.
@@ -49,12 +46,11 @@ def turn(
     number: int = 0,
     progress: Callable[[int, Name], None] | None = None,
 ) -> dict[Name, Result]:
-    """Run every method on a task.
+    """Run every method on a task, in the :func:`order` of its number.
 
     Args:
-        number: Number of the task, which determines the order of the methods.
-        progress: Progress callback. It is called before each method, with the number of methods that have run the task,
-            and the name of the method. It may raise an exception to cancel.
+        progress: Called before each method with the number of methods that have run the task, and the name of the
+            method. It may raise an exception to cancel.
 
     Returns:
         The results by name, in the order of `methods`.
@@ -74,13 +70,10 @@ def by_tasks(methods: Mapping[Name, Callable[[Task], Result]], tasks: Iterable[T
 
 
 def by_rounds(decodings: Mapping[Name, Decoding], tokens: int | None = None) -> Iterator[Name]:
-    """Run decodings side by side. The one with the fewest finished tokens runs the next round.
+    """Run decodings side by side, and yield the name of each after its round. The one with the fewest tokens is next.
 
     Args:
         tokens: Number of finished tokens at which a decoding stops (default: all).
-
-    Yields:
-        The name of the decoding that ran a round, after the round.
     """
     with ExitStack() as stack:
         running = {name: stack.enter_context(closing(iter(decoding))) for name, decoding in decodings.items()}
@@ -94,11 +87,7 @@ def by_rounds(decodings: Mapping[Name, Decoding], tokens: int | None = None) -> 
 
 
 def warm_up(decodings: Iterable[Decoding], rounds: int = WARM_UP) -> None:
-    """Decode the first rounds of decodings that are not used otherwise, because a method's first rounds are slow.
-
-    Args:
-        rounds: As in :meth:`Decoding.warm_up`.
-    """
+    """Decode the first rounds of decodings that are not used otherwise; see :meth:`Decoding.warm_up`."""
     for decoding in decodings:
         decoding.warm_up(rounds)
 
@@ -109,7 +98,7 @@ class Estimate(NamedTuple):
     Attributes:
         value: The median.
         low: Lower bound of its 95 % bootstrap interval; None for fewer than `MIN_SAMPLES` values.
-        high: Upper bound of the interval, or None.
+        high: Upper bound, or None.
     """
 
     value: float
@@ -143,18 +132,10 @@ def median(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def speedup(baseline: Sequence[float], seconds: Sequence[float]) -> Estimate:
-    """Return the speed-up of a method over a baseline: the median over all tasks of the ratios of their times.
-
-    Args:
-        baseline: Seconds of the baseline for each task.
-        seconds: Seconds of the method for the same tasks.
-    """
+    """Return the median over all tasks of `baseline` divided by `seconds`, which are times of the same tasks."""
     return median(np.divide(baseline, seconds))
 
 
 def ratio_of_totals(baseline: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the speed-up as papers report it: the total time of the baseline divided by that of the method.
-
-    It has no interval, because bootstrap intervals of totals are too narrow for small numbers of tasks.
-    """
+    """Return the speed-up as papers report it: the ratio of total times. Bootstrap intervals of it are too narrow."""
     return float(np.sum(baseline) / np.sum(seconds))

@@ -33,7 +33,6 @@ class Hardware(NamedTuple):
     """Device of a run, and the precisions that it computes well.
 
     Attributes:
-        device: Device of the models.
         bfloat16: Whether the device computes in bfloat16 without emulation.
         float16: Whether the device computes in float16.
         memory: Memory of the device in bytes; infinite for a CPU.
@@ -46,11 +45,7 @@ class Hardware(NamedTuple):
 
     @classmethod
     def of(cls, device: str | torch.device) -> Hardware:
-        """Return the hardware of a device, as PyTorch reports it.
-
-        Args:
-            device: As in :func:`choose_device`.
-        """
+        """Return the hardware of a device as PyTorch reports it. The argument is that of :func:`choose_device`."""
         chosen = choose_device(device)
         total = torch.cuda.mem_get_info(chosen)[1] if chosen.type == "cuda" else math.inf
         return cls(chosen, has_bfloat16(chosen), chosen.type != "cpu", total)
@@ -84,8 +79,8 @@ def resolve_recipe(
         given: Values of the recipe's options, by option name. None selects the default.
         hardware: Device of the models. It determines the dtype and the default size of the draft trees.
         published: Sampling that the model's authors recommend. None reads it from the model's files.
-        find_drafter: Function from the model's path to the name of its default drafter. It is called only if the method
-            needs a drafter and `given` has none.
+        find_drafter: Returns the name of a model's default drafter. It is called only if the method needs a drafter and
+            `given` has none.
 
     Raises:
         AdtError: If a value is out of bounds, or if two values contradict each other.
@@ -119,14 +114,13 @@ def choose_dtype(dtype: str, model: str, weights: str | None, hardware: Hardware
     """Return the name of the dtype to compute in.
 
     `auto` is float32 for the bundled model, which is small, and on a CPU. Other models compute in bfloat16 if the
-    device has it. On other devices, activations may overflow float16, so `auto` is float32 if the model fits into the
-    memory in float32. Quantised weights need a 16-bit dtype for their kernels.
+    device has it. Activations may overflow float16, so on other devices `auto` is float32 if the model fits into the
+    memory. Quantised weights need a 16-bit dtype for their kernels.
 
     Args:
         dtype: The user's choice, one of `recipe.DTYPES`.
         model: "bundled", a checkpoint folder or a weights file.
-        weights: "int8", "fp8" or "int4" if the weight matrices are quantised; None if they are not.
-        hardware: Device of the model.
+        weights: "int8", "fp8" or "int4"; None if the weight matrices are not quantised.
     """
     if dtype != AUTO:
         return dtype
@@ -149,8 +143,8 @@ def choose_device(device: str | torch.device) -> torch.device:
     """Return the torch device for a value of the option `device`.
 
     Args:
-        device: "auto", or the name of a torch device such as "cpu", "cuda", "cuda:1" or "mps". "auto" selects CUDA if
-            a CUDA device is available, else the CPU.
+        device: "auto" for CUDA if it is available, else the CPU; or the name of a torch device such as "cuda:1" or
+            "mps".
 
     Raises:
         AdtError: If there is no such device.

@@ -35,9 +35,8 @@ from .jobs import Job
 from .stats import image_stats
 
 PART_FACTOR = 8
-"""Maximum number of images in one decoding, as a multiple of the batch size.
-
-With a larger factor, all batch slots are in use for a larger share of the time, but the decoding needs more memory."""
+"""Maximum number of images in one decoding, as a multiple of the batch size. A larger factor keeps more batch slots in
+use, but needs more memory."""
 SETTINGS_KEY = "settings_key"
 """Name of the digest of all settings (`identity.settings_key`) in records and lines."""
 CAPTION = "caption"
@@ -67,7 +66,6 @@ class Result:
         return f"Result({shown(self.prompt)}, {rows} x {columns} tokens, tau {self.trace.report()['tau']:.2f})"
 
     def _repr_png_(self) -> bytes:
-        """Return the image for notebooks."""
         return self.png
 
     @property
@@ -115,9 +113,6 @@ class Finished:
     """An image that a round has finished.
 
     Attributes:
-        job: The image's job.
-        runner: Runner that has decoded the image.
-        decoding: Decoding of the image.
         image: Index of the image in the decoding.
     """
 
@@ -139,7 +134,7 @@ class Finished:
     def listed(self, key: str, **more: Any) -> dict[str, Any]:
         """Return the entries that the record of an image of a list has, in addition to its settings.
 
-        The PNG of a single image has no such entries. It has no durations, so that equal images have equal files.
+        The PNG of a single image has no such entries: without durations, equal images have equal files.
 
         Args:
             key: Digest of all settings (`identity.settings_key`).
@@ -148,12 +143,7 @@ class Finished:
         return {"tokens": self.codes, "figures": {**self.figures, **more}, SETTINGS_KEY: key}
 
     def result(self, texts: Mapping[str, str] | None = None, **more: Any) -> Result:
-        """Return the result. This decodes the pixels, which takes a pass through the codec.
-
-        Args:
-            texts: Further text chunks of the PNG, by keyword.
-            **more: Further entries of the record.
-        """
+        """Return the result by :meth:`Runner.result`, which gets these arguments."""
         caption = {CAPTION: self.job.prompt} if self.job.text != self.job.prompt else {}
         return self.runner.result(self.decoding, self.image, self.job.text, texts, **caption, **more)
 
@@ -164,7 +154,7 @@ class Progress(NamedTuple):
     Attributes:
         decoding: Decoding of the current jobs.
         jobs: Jobs of the decoding, in the order of its images.
-        done: Number of tokens of all jobs of the run that are decided.
+        done: Number of decided tokens of all jobs of the run.
         total: Number of tokens of all jobs of the run.
         finished: Images that the round has finished. Often empty.
     """
@@ -178,13 +168,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Runner:
-    """Loaded models, and the settings of the images to generate.
-
-    Attributes:
-        target: Model that generates the images, with its codec.
-        recipe: Settings of the images.
-        drafter: Drafter; None for plain decoding.
-    """
+    """Loaded models, and the settings of the images to generate. The drafter is None for plain decoding."""
 
     target: Target
     recipe: Recipe = Recipe()
@@ -205,9 +189,8 @@ class Runner:
             jobs: Images to generate. The prompts must fit the model, see `check` and `jobs.fit_jobs`.
             batch_size: Maximum number of images that are decoded at the same time.
             check: Cancellation callback. It is called often, and raises an exception to stop.
-            residency: Owner of the weights.
             kept: Codes [jobs, P] of the first P cells; -1 for cells to generate (default: the recipe's).
-            part_factor: Maximum number of images in one decoding, as a multiple of the batch size.
+            part_factor: As `PART_FACTOR`.
 
         Raises:
             AdtError: If settings contradict each other, or memory is too small.
@@ -273,11 +256,11 @@ class Runner:
 
         Args:
             prompts: Prompt of each image, without the recipe's suffix.
-            image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
-                same prompt and seed differ only if their indices differ.
+            image_indices: Index of each image's noise (default: the recipe's). Images with the same prompt and seed
+                differ only if their indices differ.
             batch_size: Maximum number of images that are decoded at the same time (default: all).
-            kept: Codes [images, P] of the first P cells; -1 for cells to generate (default: the recipe's).
-            check: Cancellation callback. It is called often, and raises an exception to stop.
+            kept: As in :meth:`run`.
+            check: As in :meth:`run`.
             seeds: Seed of each image (default: the recipe's).
 
         Raises:
@@ -302,7 +285,7 @@ class Runner:
     def result(
         self, decoding: Decoding, image: int, prompt: str, texts: Mapping[str, str] | None = None, **more: Any
     ) -> Result:
-        """Return the result of a finished image of a decoding.
+        """Return the result of a finished image. This decodes the pixels, which takes a pass through the codec.
 
         Args:
             image: Index of the image in the decoding.
@@ -323,8 +306,7 @@ class Runner:
         """Return the metadata of an image's PNG, as plain JSON types.
 
         ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the device that
-        generates the noise. The other values are information for users. `conditions` is the result of
-        `Decoding.conditions`.
+        generates the noise. The other values, such as `Decoding.conditions`, are information for users.
         """
         recipe = self.recipe.as_loaded(self.target.loaded).flat()
         return {
@@ -342,7 +324,7 @@ class Runner:
 
 
 def public_name(path: str | None) -> str | None:
-    """Return the last part of a path, because a file that others may read must not name the folders of this machine.
+    """Return the last part of a path, because files that others may read must not name folders of this machine.
 
     The result differs from the names of models and drafters without files, such as "bundled".
     """
@@ -358,9 +340,6 @@ def split(images: int, batch_size: int, workers: int = 1, factor: int = PART_FAC
     For example, 20 images with `batch_size=2` are divided into two parts: images 0 to 15, and images 16 to 19.
 
     Args:
-        images: Number of images.
-        batch_size: Maximum number of images that are decoded at the same time. Within a part, the next image takes the
-            batch slot of a finished image.
         workers: Number of workers that share the parts. Each worker gets at least one part if there are enough images.
         factor: Maximum size of a part, as a multiple of `batch_size`.
 

@@ -16,7 +16,7 @@ from ..untrusted import number, record
 LARGEST = 10**12
 """Upper bound of all statistics. It keeps sums of statistics finite."""
 SHARES = "substitution_rate", "agreement"
-"""Names of statistics whose values are between 0 and 1."""
+"""Statistics between 0 and 1."""
 SHORTEST = 1e-9
 """Lower bound of durations in seconds. It is above 0, because a speed is computed by dividing by a duration."""
 
@@ -35,11 +35,7 @@ IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitu
 
 
 def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
-    """Return whether a value is a dictionary that contains a valid value for every required statistic.
-
-    Args:
-        names: Names of the required statistics, such as "seconds".
-    """
+    """Return whether a value is a dictionary with a valid value for every statistic in `names`."""
     return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)
 
 
@@ -65,11 +61,7 @@ class Totals:
         self._sums: Counter[str] = Counter()
 
     def add(self, stats: Mapping[str, Any]) -> None:
-        """Add the statistics of an image. Invalid statistics from a damaged file are ignored.
-
-        Args:
-            stats: Result of `image_stats`. Other entries are ignored.
-        """
+        """Add the result of `image_stats`. Invalid statistics from a damaged file are ignored."""
         if not are_image_stats(stats):
             return
         self.images += 1
@@ -104,8 +96,7 @@ class ComparedTotals:
     """Sums of the statistics of the chosen method and, with ``generate --compare``, of plain decoding.
 
     Attributes:
-        images: Number of images that were compared.
-        same: Number of these images with the same tokens.
+        same: Number of compared images with the same tokens.
     """
 
     def __init__(self) -> None:
@@ -115,6 +106,7 @@ class ComparedTotals:
 
     @property
     def images(self) -> int:
+        """Number of compared images."""
         return self._plain.images
 
     def add(self, figures: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from .runner import CAPTION, SETTINGS_KEY, Runner
 from .stats import are_image_stats
 
 _UNCOMPARED = "model", "drafter", "image_index", "seed"
-"""Settings that are not compared to explain a different digest: paths, and settings of the jobs."""
+"""Settings that do not explain a different digest: paths, and settings of the jobs."""
 
 
 class Store(Protocol):
@@ -76,8 +76,7 @@ class Identity:
     """Properties by which the images of a run are recognised.
 
     Attributes:
-        key: Digest of all settings that determine the images, apart from their prompts and noise
-            (`identity.settings_key`).
+        key: Digest of all settings except prompts and noise (`identity.settings_key`).
         size: Width and height in pixels.
         grid: Rows and columns of tokens.
         num_codes: Size of the codebook.
@@ -95,7 +94,6 @@ class Identity:
         """Return the identity of a pipeline's images.
 
         Args:
-            check: Cancellation callback, or None.
             has_key: Whether to compute the digest, which reads all weights the first time; else it is "".
         """
         target = pipeline.target
@@ -142,10 +140,9 @@ class Identity:
 
 
 def difference(record: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Return the first difference between saved and expected settings in words, or "" if there is none.
+    """Return the first difference between saved and expected settings in words, or "".
 
     Args:
-        record: Settings in a PNG.
         expected: Settings that the image must have. "prompt" is the complete prompt, if it was truncated.
     """
     found = {**record, "prompt": record.get(CAPTION, record.get("prompt"))}
@@ -188,11 +185,7 @@ class PngStore:
         return [number for number in self.jobs.numbers if number not in present]
 
     def present(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Check the existing images, and yield the number and the record of each.
-
-        Raises:
-            AdtError: If a PNG is not the image of its name, or is damaged.
-        """
+        """Yield the number and the record of each existing image. Raise AdtError if it is damaged or another image."""
         existing = {} if self.overwrite else existing_images(self.folder)
         for number in self.jobs.numbers:
             if number in existing:
@@ -256,10 +249,7 @@ def image_number(name: str) -> int | None:
 
 
 def existing_images(folder: Path) -> dict[int, os.DirEntry]:
-    """Return the files in a folder that have the name of an image, by number. Links are omitted.
-
-    A link is replaced when its image is written, and never followed.
-    """
+    """Return the files with the name of an image, by number. Links are omitted; they are replaced, never followed."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
@@ -275,14 +265,10 @@ def existing_images(folder: Path) -> dict[int, os.DirEntry]:
 
 
 def clashing_images(folder: Path, count: int, others: Iterable[Path]) -> Iterator[Path]:
-    """Yield the paths of images of a list that could be one of the other files of the run.
+    """Yield the paths of images of a list that could be one of the other files, which they must not replace.
 
     These are the first image, images with the name of another file, and existing images that have the inode number of
-    another file. A long list has too many images to check all of them.
-
-    Args:
-        count: Number of images of the list.
-        others: Files that the images must not replace.
+    another file. A list of `count` images can be too long to check all of them.
     """
     others = list(others)
     inodes = {os.stat(path).st_ino for path in others if os.path.exists(path)}

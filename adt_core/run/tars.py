@@ -42,11 +42,7 @@ def is_tar(name: str) -> bool:
 
 
 def check(folder: Path) -> None:
-    """Check that a run can write tar files into a folder.
-
-    Raises:
-        AdtError: If `webdataset` is not installed, or the folder has another program's index.
-    """
+    """Raise AdtError if `webdataset` is not installed, or the folder has another program's index."""
     if importlib.util.find_spec("webdataset") is None:
         command = pip_install("webdataset")
         raise AdtError("webdataset.no_library", command=command)
@@ -64,11 +60,7 @@ def _is_index(path: Path) -> bool:
 
 
 def clashing_files(folder: Path, others: Sequence[Path]) -> list[Path]:
-    """Return the index and the tars of a folder that could be one of the other files of the run.
-
-    Args:
-        others: Files that the run must not replace.
-    """
+    """Return the index and the tars of a folder that could be one of the other files, which must not be replaced."""
     named = {path.name.lower() for path in others}
     tars = [path.name for path in folder.glob("*.tar")] if folder.is_dir() else []
     return [folder / INDEX, *(folder / name for name in sorted({*tars, *named}) if is_tar(name))]
@@ -187,11 +179,7 @@ class TarStore(PngStore):
             return True
 
     def _packed(self, path: Path) -> list[int]:
-        """Return the numbers of this run's images in a tar.
-
-        Raises:
-            AdtError: If the tar is damaged, or has an image of this run with other settings.
-        """
+        """Return the numbers of this run's images in a tar. Raise AdtError if it is damaged, or has other settings."""
         try:
             numbers = []
             for number, record in self._numbered(path):
@@ -220,11 +208,7 @@ class TarStore(PngStore):
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the key and the record of each image in a tar.
-
-    Raises:
-        ValueError: If the tar is damaged, cut off, or has members that this pack does not write.
-    """
+    """Yield key and record of each image in a tar. Raise ValueError if it is damaged, cut off or of another program."""
     with opened(path) as file:
         for name, content in small_members(file, ".json"):
             key, _, kind = name.partition(".")

@@ -33,12 +33,8 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
     """Shorten or skip a prompt if the model cannot read it.
 
     Args:
-        check: Function that returns a remark on a prompt, or "". It raises AdtError if the model cannot read the
-            prompt.
+        check: Returns a remark on a prompt, or "". It raises AdtError if the model cannot read the prompt.
         mode: One of `INVALID_MODES`.
-
-    Returns:
-        The prompt to generate an image from, and a note for the user.
 
     Raises:
         AdtError: If the model cannot read the prompt and `mode` is `RAISE`.
@@ -56,21 +52,11 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
 
 
 def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
-    """Return the note on a truncated prompt.
-
-    Args:
-        error: Error that the check of the complete prompt has raised.
-        length: Number of characters of the complete prompt.
-    """
+    """Return the note on a truncated prompt of `length` characters, whose complete text raised `error`."""
     if error.tokens is None:
         return f"truncated to its first {kept} of {length} characters: {str(error).rpartition(';')[0]}"
     return message(
-        "prompt.truncation",
-        kept=kept,
-        length=length,
-        tokens=error.tokens,
-        model=error.model,
-        limit=error.limit,
+        "prompt.truncation", kept=kept, length=length, tokens=error.tokens, model=error.model, limit=error.limit
     )
 
 
@@ -84,14 +70,7 @@ def _truncate(check: Callable[[str], str], prompt: str) -> str:
 
 
 def _longest_prefix(check: Callable[[str], str], prompt: str, ends: Sequence[int]) -> str:
-    """Return the longest beginning of a prompt that the model can read and that has one of the given lengths.
-
-    The result is "" if there is no such beginning.
-
-    Args:
-        check: As in `fit_prompt`.
-        ends: Possible lengths of the result in characters, in increasing order.
-    """
+    """Return the longest beginning that the model can read, or "". Its length is one of `ends`, in increasing order."""
     count = bisect_left(ends, True, key=lambda end: not _fits(check, prompt[:end]))
     return prompt[: ends[count - 1]] if count else ""
 

@@ -37,12 +37,7 @@ def target(dtype, weights=None, kv_heads=4):
 
 
 class DecodedBatch(Reader):
-    """Reader whose cache has the prompts and the decided tokens of each image.
-
-    Args:
-        near: Number of near keys; None if all keys are near.
-        tokens: [B, n] codes of each image.
-    """
+    """Reader whose cache has the prompts and decided tokens [B, n] of each image. If `near` is None, all keys are."""
 
     def __init__(self, decoder, near, decided, tokens):
         super().__init__(decoder, PROMPTS, more=SLOTS, images=2)
@@ -52,13 +47,7 @@ class DecodedBatch(Reader):
             self.see(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
 
     def see(self, roots, codes, own=None, depths=0):
-        """Return the features [R, n, h] of codes [B, n]. Code 0 of each image is the root.
-
-        Args:
-            codes: [B, n] codes of the nodes.
-            own: [B, n, n] ancestor matrix, True if node j is an ancestor of node i or equal to it.
-            depths: [B, n] depths of the nodes.
-        """
+        """Return the features [R, n, h] of codes [B, n], root first, with ancestors [B, n, n] and depths [B, n]."""
         rows = self.rows
         step = self.rows.metadata(roots, 0, depths, own)
         if self.decoder.tile:
@@ -104,11 +93,7 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
 
 
 def check_nodes(batch, decided, trees, codes, checked):
-    """Check that features of nodes are bitwise equal to features in plain decoding.
-
-    Args:
-        codes: [2, n] codes of the nodes.
-    """
+    """Check that features of nodes with the codes [2, n] are bitwise equal to features in plain decoding."""
     before = batch.cache.data.clone()
     parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
     roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
@@ -158,9 +143,8 @@ def test_features_differ_without_the_mode(runtime, monkeypatch, on):
     batch = DecodedBatch(decoder, None, [9, 9], codes)
     before = batch.cache.data.clone()
     codes = codes[:, 9:]
-    chain = batch.see(
-        Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
-    )
+    causal = torch.ones(2, n, n, dtype=torch.bool).tril()
+    chain = batch.see(Roots.all_at(codes[:, 0], 9), codes, causal, torch.arange(n).expand(2, -1))
     batch.cache.data.copy_(before)
     single = [batch.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
     assert chain.equal(torch.cat(single, 1)) is on
@@ -174,10 +158,7 @@ def test_only_half_precision_has_tiles(dtype, tile):
 @pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_every_key_is_attended_once(monkeypatch, near):
-    """Compare bfloat16 features with float32 features, with and without batch-invariant mode.
-
-    A key that is missing or attended twice would cause a difference above the precision of bfloat16.
-    """
+    """A key that is missing or attended twice would cause a difference above the precision of bfloat16."""
     monkeypatch.setattr(attend, "far_attention", far_attention_float64)
     codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
 

@@ -22,7 +22,6 @@ def matrices(draw):
 
 
 def stored(value):
-    """Return packed matrix and scale of a matrix."""
     packed, scale = int4.empty(*value.shape, value.device)
     store(packed, scale, value)
     return packed, scale

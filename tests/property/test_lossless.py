@@ -14,10 +14,7 @@ LENGTH = 14
 
 
 class RandomModel:
-    """Stand-in for a model: each prefix of tokens has random but fixed logits.
-
-    ``emit`` returns the token that keyed noise selects after a prefix.
-    """
+    """Stand-in for a model: each prefix has random but fixed logits. ``emit`` returns the token by keyed noise."""
 
     def __init__(self, seed: int, sharpness: float):
         self.seed = seed
@@ -26,9 +23,8 @@ class RandomModel:
 
     def emit(self, prefix: tuple[int, ...]) -> int:
         key = hash((self.seed, prefix)) % 2**31
-        logits = self.sharpness * torch.randn(
-            VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(key)
-        )
+        generator = torch.Generator().manual_seed(key)
+        logits = self.sharpness * torch.randn(VOCABULARY, dtype=torch.float64, generator=generator)
         return int((logits + self.noise[len(prefix)]).argmax())
 
     def plain(self) -> list[int]:
@@ -41,12 +37,9 @@ class RandomModel:
 def random_tree(
     model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, accuracy: float
 ) -> tuple[DraftTree, list[tuple[int, ...]]]:
-    """Return a tree with random parents and distinct siblings. Also return the token path to each node.
+    """Return a tree of at most `nodes` drafts with distinct siblings, and the token path to each node.
 
-    Args:
-        prefix: Tokens up to and including the root.
-        nodes: Maximum number of drafts.
-        accuracy: Probability that a draft is the correct token.
+    A draft is correct with the probability `accuracy`. `prefix` are the tokens up to and including the root.
     """
     paths = [tuple(prefix)]
     parents = [0]

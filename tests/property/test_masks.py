@@ -49,15 +49,10 @@ def test_lantern_never_substitutes_kept_tokens(seed, mask):
     """Relaxed acceptance that accepts nearly everything must still keep the kept tokens, and count only the others."""
     generated = torch.tensor(mask)
     codes = torch.randint(models()[0].num_codes, generated.shape, generator=torch.Generator().manual_seed(seed % 2**31))
-    lantern = Lantern(neighbours=39, delta=1.0, max_substitution=0.5)
-    drafted = decode(
-        PROMPTS[: len(mask)],
-        "network",
-        Drafting("eagle2", depth=3, width=3, drafts=9),
-        kept=torch.where(generated, -1, codes),
-        sampling=Sampling(seed),
-        lantern=lantern,
-    )
+    how = {"lantern": Lantern(39, delta=1.0, max_substitution=0.5), "sampling": Sampling(seed)}
+    kept = torch.where(generated, -1, codes)
+    tree = Drafting("eagle2", depth=3, width=3, drafts=9)
+    drafted = decode(PROMPTS[: len(mask)], "network", tree, kept=kept, **how)
     assert drafted.codes[~generated].equal(codes[~generated])
     for image in range(len(mask)):
         records = [one for round in drafted.trace.rounds for one in round.images if one.image == image]

@@ -86,10 +86,7 @@ def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, batc
     batch_size=st.integers(1, 3),
 )
 def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperature, batch_size):
-    """Compare each tree with a tree that is drafted without the early stop.
-
-    With the early stop, the network isn't called for levels whose nodes can't become part of the tree.
-    """
+    """With the early stop, the network isn't called for levels whose nodes can't become part of the tree."""
     propose = EagleProposer.propose
 
     def propose_twice(proposer, roots, sizes):

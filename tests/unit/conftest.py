@@ -52,12 +52,17 @@ def drafters(folders, target):
 
 
 @pytest.fixture
-def four_threads():
-    """Allow torch to use four CPU threads."""
+def restored_threads():
+    """Restore torch's number of CPU threads after the test."""
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def four_threads(restored_threads):
+    """Allow torch to use four CPU threads."""
+    torch.set_num_threads(4)
 
 
 @pytest.fixture(scope="session")

@@ -29,17 +29,13 @@ class Costs:
 
     Attributes:
         profile: Profile in use; None before `choose_profile`, and if the policy does not choose.
-        clock: Returns the time in seconds for measuring rounds. On a CPU this is the processor time of the calling
-            thread, because an interruption by another process can take longer than the round. Windows measures
-            processor time in steps of 16 ms, which is too coarse. There, and on a GPU, this is the elapsed time.
+        clock: Returns the time in seconds. On a CPU this is the processor time of the calling thread, because an
+            interruption by another process can take longer than the round. Windows measures processor time in steps of
+            16 ms, which is too coarse. There, and on a GPU, this is the elapsed time.
     """
 
     def __init__(self, request: Request, given: CostProfile | None):
-        """Prepare the choice of a profile.
-
-        Args:
-            given: Profile to use instead of the device's, such as the profile of a saved image.
-        """
+        """Prepare the choice of a profile. A `given` profile, such as that of a saved image, replaces the device's."""
         self._request = request
         self._threads = request.threads
         self._is_needed = request.drafting.policy.chooses
@@ -50,14 +46,9 @@ class Costs:
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
     def choose_profile(self, batch_size: int, threads: int) -> None:
-        """Set `profile` to the given profile, if there is one.
+        """Set `profile` to the given profile, or else to the one that was learned on this device.
 
-        Otherwise, it is the profile that was learned on this device. With relaxed acceptance, it contains the built-in
-        estimates for this kind of device.
-
-        Args:
-            batch_size: Number of images that are decoded together.
-            threads: Number of CPU threads of the decoding.
+        With relaxed acceptance, it contains the built-in estimates for this kind of device.
         """
         self._threads = threads
         if self._is_needed and self.profile is None:
@@ -65,14 +56,13 @@ class Costs:
             self.profile = model.profile(self._request.drafting.policy.sizes)
 
     def record(self, shapes: Sequence[Shape], round: Round, seconds: float) -> None:
-        """Record the time of a round.
+        """Record the time of a round in seconds of `clock`.
 
-        Two kinds of rounds are left out: rounds that included other work, such as capturing a graph or reading kept
-        tokens, and rounds in which a tree was cut at the end of its image.
+        Rounds that included other work, such as capturing a graph or reading kept tokens, are left out, and so are
+        rounds in which a tree was cut at the end of its image.
 
         Args:
             shapes: Shape that was chosen for each slot. All active slots have the same shape.
-            seconds: Duration of the round, measured with `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.drafts)
         depths = {record.depth_asked for record in round.images}
@@ -85,10 +75,9 @@ class Costs:
     def learn(self, batch_size: int) -> float | None:
         """Update the stored cost model of this device with the recorded rounds in which all images advanced.
 
-        The other rounds, such as those at the end of a batch, have fewer images and take less time.
-
-        If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
-        relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
+        The other rounds, such as those at the end of a batch, have fewer images and take less time. If the profile was
+        given, nothing is stored, so that repeating an image has no effect on later images. With relaxed acceptance,
+        nothing is stored either, because more drafts are accepted than with exact acceptance.
 
         Returns:
             Estimate of how many times as fast the decoding was as one without a drafter; None if costs are not known.
@@ -125,7 +114,7 @@ class Costs:
 def _speedup(profile: CostProfile | None, rounds: Sequence[RoundResult]) -> float | None:
     """Return the speed-up of some rounds: the number of tokens, divided by the cost in plain rounds.
 
-    It is None if the profile lacks a mode, as for a policy of another package that names no mode in its shapes.
+    It is None if the profile lacks a mode: shapes of a policy of another package may name none.
     """
     drafted = {round.size[0] for round in rounds if round.size != PLAIN_ROUND}
     if profile is None or not rounds or not drafted <= profile.costs.keys():
@@ -135,10 +124,9 @@ def _speedup(profile: CostProfile | None, rounds: Sequence[RoundResult]) -> floa
 
 
 def profile_name(request: Request, threads: int) -> str:
-    """Return the name of a request's cost profile.
+    """Return the name of a request's cost profile, which identifies neither the machine nor the user.
 
-    The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
-    machine nor the user.
+    It contains everything that the cost of a round depends on, except the batch size.
     """
     decoder = request.target.decoder
     config = decoder.config

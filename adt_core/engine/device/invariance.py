@@ -43,19 +43,16 @@ from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
 
 TILE_DIVISOR = 4
-"""Factor by which a fallback reduces the size of a tile. A tile is the rows that are multiplied at once."""
+"""Factor by which a fallback reduces the size of a tile, the number of rows that are multiplied at once."""
 TRIAL_LAYERS = 2
 """Number of decoder layers in the trial. The second layer's attention shows differences that the first one makes."""
 PRECEDING_TOKENS = 160
 """Number of image tokens before the tokens that are compared."""
 EXTRA_PROMPT_TOKENS = PROMPT_MULTIPLE
-"""Difference in length between the two prompts of the variant `COMPANY`.
-
-The longer prompt moves the image to other cache positions, even if prompts are padded to `PROMPT_MULTIPLE`.
-"""
+"""Difference in length between the two prompts of the variant `COMPANY`. The longer prompt moves the image to other
+cache positions, even if prompts are padded to `PROMPT_MULTIPLE`."""
 PATH_DRAFTS = 32
-"""Number of drafts on the path that is compared. Together with one sibling for each draft, they fill more than a tile.
-"""
+"""Number of drafts on the path that is compared. With one sibling for each, they fill more than a tile."""
 COMPARED_DEPTHS = (0, 1, 7, 8, 15, 16, 31, 32)
 """Depths on the path at which features and logits are compared."""
 
@@ -72,7 +69,7 @@ VARIANTS = (CHAIN, TREE, COMPANY, COLUMNS)
 - `COLUMNS`: as `CHAIN`, and attention also reads unused (masked) positions of the KV cache.
 """
 WEIGHT_SAMPLE = 64
-"""Number of elements of each matrix that are summed. The sums identify the weights."""
+"""Number of elements of each matrix whose sum identifies the weights."""
 MAX_REMARK_LENGTH = 300
 """Maximum number of characters of a remark in a stored report."""
 
@@ -81,14 +78,13 @@ class InvarianceReport(NamedTuple):
     """Result of the trial on one device.
 
     Attributes:
-        fallback: Slower operations to use, because the usual operations are not batch-invariant on this device; None
-            to use the usual operations.
-        is_drafting: Whether images with drafting are the same as without. If False, images are generated without
-            drafts.
+        fallback: Slower operations to use, because the usual operations are not batch-invariant on this device; or
+            None.
+        is_drafting: Whether images are the same with drafting as without. If not, they are generated without drafts.
         differing: Variants (:data:`VARIANTS`) whose results with the usual operations were not bitwise equal.
         remark: Message for the user, or "".
-        kernels: Whether Triton kernels may be used. If False, the other attributes are not valid: without kernels,
-            another report holds.
+        kernels: Whether Triton kernels may be used. If not, the other attributes are invalid: without kernels, another
+            report holds.
     """
 
     fallback: FallbackConfig | None = None
@@ -112,7 +108,7 @@ class InvarianceReport(NamedTuple):
         """Return the report from the result of `to_json`; None if the value is not such a result.
 
         Args:
-            tile: Tile size without a fallback. A fallback's tile size must not be larger.
+            tile: Tile size without a fallback, which that of a fallback must not exceed.
         """
         match value:
             case {
@@ -139,9 +135,6 @@ def chosen_kernels(request: Request) -> tuple[Verdict, ...]:
     An operation chooses between kernel and PyTorch at its first launch (:mod:`adt_core.kernels.choice`). This function
     launches all operations once. So the choice is known before the trial of batch invariance, which depends on it.
 
-    Args:
-        request: Request whose model, prompt, rows per image and guidance are used.
-
     Raises:
         KernelError: If a kernel fails outside its trial.
     """
@@ -166,8 +159,8 @@ def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> Inva
     """Return the report for the weights and the device of a request. Run the trial if there is no report yet.
 
     Reports are stored in the runtime and in the cache folder. When a report with a remark is first used in a process,
-    the remark is logged. The caller must set `Decoder.fallback` to the report's fallback, also for plain decoding.
-    Otherwise plain decoding could give another image than drafting.
+    the remark is logged. The caller must set `Decoder.fallback` to the report's fallback, also for plain decoding,
+    which otherwise could give another image than drafting.
 
     Args:
         kernels: Result of :func:`chosen_kernels`.
@@ -207,11 +200,7 @@ def _stored_or_new_report(name: str, request: Request, has_kernels: bool) -> Inv
 
 
 def report_name(request: Request, kernels: Sequence[Verdict] = ()) -> str:
-    """Return the name of a report.
-
-    The name contains sums over the weights, the Triton kernels in use, and everything by which a library chooses its
-    kernels. Arguments as in :func:`invariance_report`.
-    """
+    """Return the name of a report: sums over the weights, and everything by which a library chooses its kernels."""
     decoder = request.target.decoder
     device = decoder.embedding.device
     layer = decoder.first_layer()
@@ -256,11 +245,7 @@ def _run_trial(request: Request, has_kernels: bool) -> InvarianceReport:
 
 
 def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
-    """Return the message about slower operations.
-
-    Args:
-        usual: Tile size without a fallback.
-    """
+    """Return the message about slower operations. `usual` is the tile size without a fallback."""
     if fallback.far:
         return message("device.products")
     return message("device.products_and_attention" if fallback.tile < usual else "device.attention")
@@ -268,15 +253,13 @@ def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
 
 @torch.inference_mode()
 def differences(request: Request, fallback: FallbackConfig | None = None) -> list[str]:
-    """Return the variants whose output differs from the output of tokens that are read one by one.
+    """Return the :data:`VARIANTS` whose output differs from the output of tokens that are read one by one.
+
+    It is empty if the device has no batch-invariant mode.
 
     Args:
         request: Request whose model, prompt, rows per image and guidance are used.
         fallback: Operations to try; None for the usual ones.
-
-    Returns:
-        Members of :data:`VARIANTS`. The list is empty if all outputs are bitwise equal, or if the device has no
-        batch-invariant mode.
     """
     if not request.target.decoder.default_tile:
         return []
@@ -297,13 +280,7 @@ class _Trial:
     """A partly generated image in a model with few layers, and a path of codes that could follow its tokens."""
 
     def __init__(self, request: Request, fallback: FallbackConfig | None, with_longer_prompt: bool = False):
-        """Read the prompts and the preceding tokens.
-
-        Args:
-            request: Request whose model, prompt, rows per image and guidance are used.
-            fallback: Operations to try; None for the usual ones.
-            with_longer_prompt: Whether the batch has a second image with a longer prompt.
-        """
+        """Read the prompts and the preceding tokens. A second image can have a longer prompt."""
         target = first_layers(request.target)
         target.decoder.fallback = fallback
         before = min(PRECEDING_TOKENS, target.length // 2)
@@ -342,13 +319,10 @@ class _Trial:
         return [torch.cat(parts, 1) for parts in zip(*outputs)]
 
     def chain(self, all_columns: bool = False) -> list[Tensor]:
-        """Read the path in one forward pass.
+        """Read the path in one forward pass. The result is that of `one_by_one`.
 
         Args:
             all_columns: Whether attention reads all positions of the KV cache, unused ones included (masked).
-
-        Returns:
-            The same as `one_by_one`.
         """
         depths = torch.arange(self._depth + 1, device=self._codes.device)[None]
         outputs = self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], all_columns)
@@ -377,7 +351,7 @@ class _Trial:
     def _read(
         self, codes: Tensor, first: int, depths: Tensor | int, visible: Tensor, all_columns: bool = False
     ) -> list[Tensor]:
-        """Read codes in one forward pass, as a round does.
+        """Read codes in one forward pass, as a round does. Return features and logits as `one_by_one`.
 
         Args:
             codes: [B, n].
@@ -385,9 +359,6 @@ class _Trial:
             depths: [1, n], depth of each code below the first code, or one depth for all.
             visible: [1, n, n] bool. The element [0, i, j] is True if code i attends to code j.
             all_columns: Whether attention reads all positions of the KV cache.
-
-        Returns:
-            Features and logits of the first image, as in `one_by_one`.
         """
         slots = self._slots
         images = len(codes)
@@ -404,7 +375,7 @@ class _Trial:
 
 
 def first_layers(target: Target) -> Target:
-    """Return a target that has only the first `TRIAL_LAYERS` layers. It shares its weights with the given target."""
+    """Return a target with only the first `TRIAL_LAYERS` layers, which shares its weights with the given target."""
     copied = copy(target)
     decoder = copy(target.decoder)
     decoder._modules = {**decoder._modules, "layers": decoder.layers[:TRIAL_LAYERS]}

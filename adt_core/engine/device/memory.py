@@ -25,21 +25,19 @@ from ..graphs import MAX_GRAPHS
 from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 
 CAPTURED_SIZES = 6
-"""Typical number of different tree sizes that are captured.
-
-Each of these sizes is captured once for each number of cache positions that a round can read (`ATTENDED_MULTIPLE`).
-"""
+"""Typical number of different tree sizes that are captured. Each of these sizes is captured once for each number of
+cache positions that a round can read (`ATTENDED_MULTIPLE`)."""
 GRAPH_BYTES = 24 * 2**20
-"""Estimated bytes of a captured round. This is a published figure; it was not measured with this package."""
+"""Estimated bytes of a captured round, as published; not measured with this package."""
 WORKSPACE_BYTES = 32 * 2**20
-"""Estimated bytes that matrix products allocate per CUDA stream. This is a published figure, not a measurement."""
+"""Estimated bytes that matrix products allocate per CUDA stream, as published; not measured."""
 
 
 def required_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
     """Return the bytes that decoding needs in addition to the weights.
 
-    The bytes are the sum of KV caches, noise, the activations of the largest forward pass, captured rounds, and the
-    memory in which the codec decodes one image.
+    These are KV caches, noise, the activations of the largest forward pass, captured rounds, and the memory in which
+    the codec decodes one image.
 
     Args:
         batch_size: Number of images that are decoded at the same time.
@@ -104,8 +102,8 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
 def _converted_bytes(decoder: Decoder, device: torch.device) -> int:
     """Return the bytes of quantised weights that are converted to half precision before their use.
 
-    A CPU converts weights in small pieces. A GPU converts int4 weights in larger pieces. It converts a complete int8 or
-    fp8 matrix, unless it multiplies the stored numbers directly.
+    A CPU converts weights in small pieces, and a GPU int4 weights in larger ones. A GPU converts a complete int8 or fp8
+    matrix, unless it multiplies the stored numbers directly.
     """
     if decoder.weights is None or device.type == "cpu":
         return 0
@@ -139,11 +137,7 @@ def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.
 
 
 def check_memory(request: Request, batch_size: int) -> None:
-    """Check that the main memory is large enough, if the weights are on the CPU.
-
-    Raises:
-        AdtError: If the weights are on the CPU and `batch_size` images need too much memory.
-    """
+    """Raise AdtError if the weights are on the CPU and `batch_size` images need too much memory."""
     if shortage := cpu_memory_shortage(request, batch_size):
         raise shortage
 

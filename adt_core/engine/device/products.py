@@ -23,11 +23,11 @@ from ..request import Request
 from .threads import MAX_THREADS, ThreadChoice, limit_threads
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
-"""Numbers of rows of the products that are compared. Plain rounds, trees and prompts have such numbers."""
+"""Numbers of rows of the compared products. Plain rounds, trees and prompts have such numbers."""
 QUERIES = (1, 2, 3, 4, 9, 25, 64)
-"""Numbers of queries of the attention that is compared."""
+"""Numbers of queries of the compared attention."""
 KEYS = 256
-"""Number of keys of the attention that is compared."""
+"""Number of keys of the compared attention."""
 
 
 Results = tuple[list[list[Tensor]], list[Tensor]]
@@ -56,8 +56,7 @@ def prepare_products(request: Request) -> ThreadChoice:
 def product_report(request: Request) -> ProductReport:
     """Return the report for the networks of a request. Run the trials that this process has not run yet.
 
-    `rows` depends only on the target, so it is the same with and without a drafter. Weights on a GPU and weights in
-    other formats than float32 are not tested.
+    `rows` depends only on the target, so it is the same without a drafter. Only float32 weights on a CPU are tested.
     """
     decoder = request.target.decoder
     least = request.threads
@@ -98,12 +97,7 @@ def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequenc
 
 @torch.inference_mode()
 def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int, check: Check) -> Results:
-    """Multiply by each weight, and compute attention.
-
-    Returns:
-        Two products of each weight, without and with an addition, for all numbers of rows in `ROWS`. Then the attention
-            for all numbers of queries in `QUERIES`.
-    """
+    """Return products by each weight, without and with an addition, for all `ROWS`; and attention for all `QUERIES`."""
     generator = torch.Generator().manual_seed(0)
     products = []
     with limit_threads(threads):

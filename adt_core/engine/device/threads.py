@@ -16,7 +16,7 @@ import torch
 from ...runtime import get_runtime
 
 MAX_THREADS = 4
-"""Maximum number of threads of a small model. With more threads, they wait for each other longer than they save."""
+"""Maximum number of threads of a small model. More threads wait for each other longer than they save."""
 SAMPLE_SECONDS = 0.05
 """Minimum time over which the use of the CPU is measured. Systems count it in steps of 10 ms or 16 ms."""
 LOOK_SECONDS = 0.2
@@ -83,12 +83,7 @@ class ThreadChoice:
     """
 
     def __init__(self, least: int, most: int):
-        """Choose the first number.
-
-        Args:
-            least: Minimum number of threads.
-            most: Maximum number of threads.
-        """
+        """Choose the first number, between `least` and `most`."""
         self._least = least
         self._most = most
         self.first = least if most <= least else self._idle_cores()

@@ -30,14 +30,7 @@ def shapes_of(shapes: list[Shape]) -> TreeSizes:
 
 
 def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[DraftTree, int]:
-    """Grow trees from a table of log-probabilities.
-
-    Args:
-        table: [levels, code, next code] log-probabilities.
-
-    Returns:
-        The trees, and the number of calls of the network.
-    """
+    """Grow trees from log-probabilities [levels, code, next code]. Also return the number of calls of the network."""
     sizes = shapes_of(shapes)
     growth = Growth(sizes, context)
     pool = CandidatePool()
@@ -60,10 +53,7 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
 
 
 def valid_nodes(tree: DraftTree) -> list:
-    """Return code, parent, depth, rank and score of each image's valid nodes.
-
-    A parent is the index among the valid nodes, because padding may be at different indices.
-    """
+    """Return code, parent (index among valid nodes), depth, rank and score of each image's valid nodes."""
     parents = (tree.valid.cumsum(1) - 1).gather(1, tree.parents)
     every = torch.stack([tree.tokens, parents, tree.depths, tree.ranks, tree.scores], -1)
     return [image[valid].tolist() for image, valid in zip(every, tree.valid)]
@@ -103,10 +93,7 @@ def test_growth_stops_when_no_deeper_candidate_can_enter_the_tree():
 
 
 def test_growth_stops_at_the_depth_of_the_last_image_that_can_grow():
-    """The first image allows depth 2 only. The tree of the second image has all of its 5 drafts at level 1.
-
-    So the network must not be called a second time.
-    """
+    """The first image allows depth 2 only. The tree of the second image has all of its 5 drafts at level 1."""
     table = log_probabilities(0, 0.0)
     assert grow([Shape(2, 5, 12), Shape(8, 5, 5)], table, context())[1] == 1
 

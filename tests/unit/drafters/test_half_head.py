@@ -20,7 +20,6 @@ DRAFTED = Drafting("eagle2", depth=4, width=3, drafts=12)
 
 @pytest.fixture(scope="module")
 def halves(tiny):
-    """Load the tiny target and its drafter, both in bfloat16."""
     target = load_target(tiny / "target", dtype=torch.bfloat16)
     return target, load_drafter(tiny / "drafter", target)
 

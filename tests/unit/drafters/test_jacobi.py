@@ -35,10 +35,7 @@ def target(models):
 
 
 def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
-    """Such a target emits fixed tokens.
-
-    After the first round, the window has exactly these tokens, so all drafts are accepted.
-    """
+    """Such a target emits fixed tokens, which the window has after the first round."""
     target = copy.deepcopy(target)
     with torch.no_grad():
         for layer in target.decoder.layers:
@@ -52,10 +49,12 @@ def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
     assert all(record.accepted == record.depth for record in records)
 
 
+LOG_P = torch.tensor([[[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]]).log()
+CANDIDATES = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
+
+
 def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
-    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
-    candidates = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
-    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), candidates, log_p, drafts=6)
+    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), CANDIDATES, LOG_P, drafts=6)
     # The kept nodes are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the
     # third candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
@@ -66,20 +65,15 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
 
 
 def test_every_image_gets_the_branches_of_its_own_budget():
-    log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log().expand(2, -1, -1)
-    candidates = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]]).expand(2, -1, -1)
-    tokens = torch.tensor([[0, 10, 20, 30]]).expand(2, -1)
+    log_p, candidates = (part.expand(2, -1, -1) for part in (LOG_P, CANDIDATES))
+    tokens = torch.tensor([[0, 10, 20, 30]] * 2)
     tree = spine_and_branches(tokens, candidates, log_p, drafts=6, budgets=torch.tensor([[6], [4]]))
     assert tree.valid.sum(1).tolist() == [7, 5]
 
 
 def test_padding_of_a_spine_with_branches_has_only_the_root_as_ancestor():
     """One image has two drafts, and the other image has none."""
-    log_p = (
-        torch.tensor([[[0.6, 0.4]], [[0.6, 0.4]]])
-        .log()
-        .masked_fill(torch.tensor([False, True])[:, None, None], -math.inf)
-    )
+    log_p = torch.tensor([[[0.6, 0.4]], [[0.0, 0.0]]]).log()
     tree = spine_and_branches(torch.tensor([[0, 10]] * 2), torch.tensor([[[10, 11]]] * 2), log_p, drafts=2)
     assert tree.valid.tolist() == [[True, True, True], [True, False, False]]
     assert tree.parents.tolist() == [[0, 0, 0]] * 2 and tree.depths.tolist() == [[0, 1, 1], [0, 0, 0]]
@@ -87,20 +81,14 @@ def test_padding_of_a_spine_with_branches_has_only_the_root_as_ancestor():
 
 
 def temperature(calibration, one):
-    """Return the temperature of a class of positions for each of three images.
-
-    The temperature is computed from the calibrated probabilities of two candidates with the logits 1 and 0.
-    """
+    """Return the temperature of a class for each of three images, from the probabilities for the logits 1 and 0."""
     scores = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(3, 1, 2)
     log_p = calibration.log_probabilities(torch.full((3, 1), one), scores)
     return (1 / (log_p[:, 0, 0] - log_p[:, 0, 1])).tolist()
 
 
 def test_each_class_learns_from_its_positions_up_to_the_first_miss():
-    """The first image has two correct drafts and then a miss.
-
-    The second image has one miss. The third has no drafts.
-    """
+    """The first image has two correct drafts and then a miss, the second one miss, and the third no drafts."""
     calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
     tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
     following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])
@@ -109,14 +97,11 @@ def test_each_class_learns_from_its_positions_up_to_the_first_miss():
     predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1], [0.5, 0.5, 0.5]], dtype=torch.float64)
     rates = torch.tensor((*INITIAL_HIT_RATES, *INITIAL_NETWORK_HIT_RATES), dtype=torch.float64)
     before = [temperature(calibration, one) for one in range(len(rates))]
+    valid = torch.tensor([[True] * 4] * 2 + [[True] + [False] * 3])
+    tree = SimpleNamespace(tokens=tokens, height=3, valid=valid)
     calibration.learn(
         Forecast(classes, codes[:, None], predicted[:, None]),
-        SimpleNamespace(
-            following=following,
-            tree=SimpleNamespace(
-                tokens=tokens, height=3, valid=torch.tensor([[True] * 4] * 2 + [[True] + [False] * 3])
-            ),
-        ),
+        SimpleNamespace(following=following, tree=tree),
         is_decided=torch.tensor([[True, True, True], [True, False, False], [True, False, False]]),
     )
     hits = [{2: 2}, {5: 1}, {}]
@@ -134,9 +119,8 @@ def test_drafts_after_a_miss_of_the_spine_are_not_learned_even_if_a_branch_was_a
     """The spine misses at its first position. A branch is accepted there, and with it two more tokens of the spine."""
     calibration = Calibration(1, torch.zeros((), dtype=torch.float64))
     before = calibration.hit_rates()
-    forecast = Forecast(
-        torch.tensor([[1, 2, 3]]), torch.tensor([[[1, 2, 3]]]), torch.full((1, 1, 3), 0.5, dtype=torch.float64)
-    )
+    predicted = torch.full((1, 1, 3), 0.5, dtype=torch.float64)
+    forecast = Forecast(torch.tensor([[1, 2, 3]]), torch.tensor([[[1, 2, 3]]]), predicted)
     tree = SimpleNamespace(tokens=torch.tensor([[9, 1, 2, 3]]), height=3, valid=torch.ones(1, 4, dtype=torch.bool))
     verified = SimpleNamespace(following=torch.tensor([[8, 2, 3]]), tree=tree)
     calibration.learn(forecast, verified, is_decided=torch.ones(1, 3, dtype=torch.bool))
@@ -162,10 +146,7 @@ WINDOW = Shape(4, 2, 5)
 
 @pytest.fixture
 def window(target):
-    """Return a proposer at temperature 0.
-
-    Its root is code 7 at position 5, and code 3 is drafted for all later positions.
-    """
+    """Return a proposer at temperature 0 with the root 7 at position 5, and drafts 3 for all later positions."""
     rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
     context = Context(target, Sampling(temperature=0, guidance_scale=1), DraftSettings(), WINDOW)
     proposer = JacobiProposer(context, rows, None, 2)
@@ -183,17 +164,16 @@ def roots(code, position):
 
 
 def verified(target, tokens, parents):
-    """Return a verified tree.
+    """Return a verified tree. Node 1 is accepted, and the target emits 2 after it.
 
-    Node 1 is accepted, and the target emits 2 after node 1. After a node n of the greatest depth, the target emits 20 +
-    n. After every other node, the target emits the token that was drafted there before.
+    After a node n of the greatest depth, the target emits 20 + n; after others, the token that was drafted there
+    before.
     """
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
-    acceptance = Acceptance(
-        torch.tensor([[1]]), torch.tensor([[0, 1] + [0] * tree.height]), torch.tensor([[1]]), torch.tensor([[2]])
-    )
+    nodes = torch.tensor([[0, 1] + [0] * tree.height])
+    acceptance = Acceptance(torch.tensor([[1]]), nodes, torch.tensor([[1]]), torch.tensor([[2]]))
     return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, 1, dtype=torch.bool), roots(7, ROOT))
 
 
@@ -242,9 +222,9 @@ def test_after_a_change_two_estimates_and_the_position_before_are_combined(
 ):
     """Nodes 2 and 3 both differ from the decided token.
 
-    After node 2, code 10 has the logit `first`. After node 3, it has the logit `second`. After both nodes, code 11
-    has the logit 0.8. At the previous position, code 12 has the logit `before`. If the second
-    estimate excludes a code, the code keeps the logit of the first estimate.
+    After node 2, code 10 has the logit `first`. After node 3, it has the logit `second`. After both nodes, code 11 has
+    the logit 0.8. At the previous position, code 12 has the logit `before`. If the second estimate excludes a code, the
+    code keeps the logit of the first estimate.
     """
     seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
     seen.perturbed[0, 1:4] = 0

@@ -1,7 +1,4 @@
-"""Tests of a drafter network combined with the Jacobi window.
-
-The network must read exactly the accepted tokens.
-"""
+"""Tests of a drafter network combined with the Jacobi window. The network must read exactly the accepted tokens."""
 
 import pytest
 import torch
@@ -60,12 +57,7 @@ class Compared(EagleProposer):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Compare every network with its twin.
-
-    Returns:
-        A list with one number per round: the number of different step lengths of the images. For example, if three
-        images advance by 2, 2 and 5 tokens, the number is 2.
-    """
+    """Compare every network with its twin. Return a list of the number of different step lengths in each round."""
     steps = []
     on_verified = MergedProposer.on_verified
     catch_up = MergedProposer._catch_up
@@ -89,8 +81,7 @@ def checked(monkeypatch):
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every, nodes):
     """After each round, the network must make the same prediction as a network that reads only the accepted path.
 
-    Before it drafts, the network must read the tokens of all rounds in which it did not draft. With two drafts, these
-    are several chunks.
+    Before it drafts, it must read the tokens of all rounds without drafts; with two drafts, in several chunks.
     """
     target, network = models
     sizes = []
@@ -192,17 +183,16 @@ def test_static_trees_need_a_network_without_a_window(models):
 
 
 def test_replaced_candidates_make_later_positions_less_fresh():
-    distance = torch.tensor([[1, UNCHANGED, 4, UNREAD, 2]])
     window = Window(
-        torch.arange(1, 6)[None],
-        torch.tensor([[9, 1, 2, 3, 4, 5]]),
-        torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
-        torch.zeros(1, 5, 2),
-        distance,
-        torch.zeros(1, 5, dtype=torch.bool),
-        torch.ones(1, 5, dtype=torch.bool),
-        torch.tensor([[i - j if j < i else UNCHANGED for j in range(5)] for i in range(5)]),
-        torch.tensor(UNCHANGED),
+        at=torch.arange(1, 6)[None],
+        tokens=torch.tensor([[9, 1, 2, 3, 4, 5]]),
+        candidates=torch.tensor([[[1, 7], [2, 7], [3, 7], [4, 7], [5, 7]]]),
+        scores=torch.zeros(1, 5, 2),
+        freshness=torch.tensor([[1, UNCHANGED, 4, UNREAD, 2]]),
+        from_network=torch.zeros(1, 5, dtype=torch.bool),
+        live=torch.ones(1, 5, dtype=torch.bool),
+        distances=torch.tensor([[i - j if j < i else UNCHANGED for j in range(5)] for i in range(5)]),
+        unchanged=torch.tensor(UNCHANGED),
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]

@@ -47,16 +47,14 @@ class Resting(Policy):
         return [self.CHAIN if self.rounds % 3 == 0 else PLAIN_SHAPE] * len(slots)
 
 
+TREE = dict(method="eagle2", depth=4, width=3, drafts=10)
 WINDOW = dict(method="eagle2", depth=20, width=4, drafts=24)
 GROWING = dict(method="adt-tree", depth=12, drafts=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
 CASES = {
-    "network, eagle2": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
-    "network, eagle2, three images": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
-    "network, eagle2, top-k": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10, proposal="top-k")),
-    "network, pruned": (
-        "bundled",
-        dict(method="eagle2", depth=6, width=3, drafts=10, expand_above=0.3, keep_above=0.05),
-    ),
+    "network, eagle2": ("bundled", TREE),
+    "network, eagle2, three images": ("bundled", TREE),
+    "network, eagle2, top-k": ("bundled", dict(TREE, proposal="top-k")),
+    "network, pruned": ("bundled", dict(TREE, depth=6, expand_above=0.3, keep_above=0.05)),
     "network, adt-tree": ("bundled", dict(method="adt-tree")),
     "network, mc_sim_7b_63": ("bundled", dict(method="static:mc_sim_7b_63")),
     "network, naive_extend_57, top-k": ("bundled", dict(method="static:naive_extend_57", proposal="top-k")),
@@ -72,10 +70,8 @@ CASES = {
     "window, resting": ("jacobi", dict(method="resting")),
     "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
-"""Name of a case -> drafter and settings of the policy.
-
-A decoding has two batch slots. If there are three images, the third image gets the slot that becomes free first.
-"""
+"""Name of a case -> drafter and settings of the policy. A decoding has two batch slots. If there are three images, the
+third image gets the slot that becomes free first."""
 QUICK = "network, adt-tree", "window", "window, resting"
 """Cases of the default tier (tests that run without ``--all``)."""
 
@@ -91,18 +87,15 @@ def load_beginning():
 
 
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
-    """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
     sampling = Sampling(seed=5)
     return new_decoding(target, prompts[:count], kept=codes[:count], sampling=sampling, batch_size=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
-    """Decode the images with a case and return its rounds.
+    """Decode the images with a case. Return a text per image, and the codes [images, T] of the T tokens of each.
 
-    Returns:
-        One text per image, with ``position: nodes/depth accepted ranks;`` for each round, and the codes of the
-        images [images, T], where T is the number of tokens of an image.
+    The text has ``position: nodes/depth accepted ranks;`` for each round.
     """
     source, options = CASES[name]
     count = 3 if "three images" in name else 1

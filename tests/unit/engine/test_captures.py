@@ -61,19 +61,10 @@ class FakeGraph:
 
 
 class FakeDriver:
-    """State of the fake driver.
-
-    Attributes:
-        streams: Current stream.
-        free: Number of free bytes that each query returns.
-        workspaces: Streams that have a workspace.
-        collecting: For each capture, whether garbage collection was enabled at its end.
-    """
-
-    streams: list[FakeStream] = []
-    free: Iterator[int] = itertools.repeat(2**40)
-    workspaces: set[FakeStream] = set()
-    collecting: list[bool] = []
+    streams: list[FakeStream] = []  # current stream
+    free: Iterator[int] = itertools.repeat(2**40)  # number of free bytes that each query returns
+    workspaces: set[FakeStream] = set()  # streams that have a workspace
+    collecting: list[bool] = []  # for each capture, whether garbage collection was enabled at its end
 
     @classmethod
     def clear(cls, streams=None):
@@ -153,9 +144,7 @@ def test_a_replay_function_keeps_its_stream(device):
     assert stream_of(CudaRecorder(device)) != taken
     kept()
     del kept
-    assert stream_of(CudaRecorder(device)) == taken, (
-        "free streams are reused, because libraries keep memory for every stream"
-    )
+    assert stream_of(CudaRecorder(device)) == taken, "reused, because libraries keep memory for every stream"
 
 
 def test_a_failed_capture_does_not_break_others(device):

@@ -6,6 +6,7 @@ The stub drafters are always, never or sometimes right.
 import copy
 from contextlib import closing
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -26,12 +27,7 @@ FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
 class StubDrafter(Drafter):
-    """Drafter that drafts a chain of the true tokens, of which some are replaced by wrong tokens.
-
-    Attributes:
-        truth: Codes [B, T] of the decoded images.
-        right: Function (raster position) -> whether the draft is correct.
-    """
+    """Drafter that drafts a chain of the true codes [B, T], but wrong ones at positions that are not `right`."""
 
     def __init__(self, truth, right):
         self.truth = truth
@@ -122,10 +118,7 @@ NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("cou
 
 @pytest.mark.parametrize("at, error", [(1, 0), (2, 1), (7, 0), (12, 1)])
 def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplog, at, error):
-    """Raise an out-of-memory error in the prefill, in a round, or when an image enters a batch slot.
-
-    Tokens and statistics must be the same as with enough memory.
-    """
+    """Memory runs out in the prefill, in a round, or when an image enters. Tokens and statistics stay the same."""
     target, drafter = models
     reference = run(target, drafter, FIVE, drafting=TREE)
     forward = type(target.decoder).forward
@@ -149,12 +142,8 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
     """In this case, there are more free batch slots than waiting images."""
     target, drafter = models
-    options = {
-        "prompts": FIVE,
-        "drafter": drafter,
-        "drafting": drafting,
-        "sampling": Sampling(5, guidance_scale=guidance),
-    }
+    sampling = Sampling(5, guidance_scale=guidance)
+    options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": sampling}
     reference = run(target, **options)
     forward = type(target.decoder).forward
     entered = []
@@ -217,10 +206,7 @@ def test_an_image_that_starts_again_has_the_complete_budget_of_lantern(models, m
 def test_too_little_memory_for_one_image_is_an_error(models, monkeypatch):
     target, _ = models
 
-    def full(*_):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(type(target.decoder), "forward", full)
+    monkeypatch.setattr(type(target.decoder), "forward", Mock(side_effect=NO_MEMORY[0]))
     with pytest.raises(torch.cuda.OutOfMemoryError):  # ComfyUI and the command line report this error
         run(target)
 
@@ -238,16 +224,6 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
     assert slots_bytes(torch.float64) == 2 * slots_bytes(torch.float32)
 
 
-def test_invalid_requests(models):
-    target, _ = models
-    with raises_key("batch_size.too_small", batch_size=0):
-        new_decoding(target, [])
-    with raises_key("batch_size.too_small", batch_size=0):
-        run(target, batch_size=0)
-    with raises_key("method.needs_drafter"):
-        new_decoding(target, [[0]])
-
-
 def test_inference_mode_is_off_between_rounds(models):
     target, _ = models
     for _ in new_decoding(target, [target.encode_prompt("x")], drafting=Drafting(PLAIN)):
@@ -255,10 +231,7 @@ def test_inference_mode_is_off_between_rounds(models):
 
 
 def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
-    """ComfyUI moves weights to the GPU after a node has created the decoding.
-
-    In this test, the weights change their dtype instead.
-    """
+    """ComfyUI moves weights to the GPU after a node has created the decoding. Here, their dtype changes instead."""
     target = copy.deepcopy(models[0])
     names = []
 
@@ -278,11 +251,17 @@ def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
     assert "bfloat16" in names[-1] and decoding.trace.speedup is None, "its shapes name no mode"
 
 
-def test_requests_without_prompts_or_with_some_negative_prompts_are_refused(models):
-    """A negative prompt for one of two images would guide both images by the wrong rows."""
-    target, _ = models
-    prompts = [target.encode_prompt("a cat"), target.encode_prompt("a dog")]
-    with raises_key("batch_size.too_small", batch_size=0):
-        new_decoding(target, [], drafting=Drafting(PLAIN))
-    with raises_key("request.lengths", count=1, images=2):
-        new_decoding(target, prompts, drafting=Drafting(PLAIN), negatives=prompts[:1])
+@pytest.mark.parametrize(
+    "prompts, options, key, values",
+    [
+        ([], {}, "batch_size.too_small", {"batch_size": 0}),
+        ([], {"drafting": Drafting(PLAIN)}, "batch_size.too_small", {"batch_size": 0}),
+        ([[0]], {"drafting": Drafting(PLAIN), "batch_size": 0}, "batch_size.too_small", {"batch_size": 0}),
+        ([[0]], {}, "method.needs_drafter", {}),
+        # A negative prompt for one of two images would guide both images by the wrong rows.
+        ([[0], [0]], {"drafting": Drafting(PLAIN), "negatives": [[0]]}, "request.lengths", {"count": 1, "images": 2}),
+    ],
+)
+def test_invalid_requests(models, prompts, options, key, values):
+    with raises_key(key, **values):
+        new_decoding(models[0], prompts, **options)

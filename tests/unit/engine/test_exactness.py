@@ -5,6 +5,7 @@ violation and choose the fastest fallback that is sufficient. Far keys are keys 
 """
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,32 +97,31 @@ def test_attention_that_depends_on_the_number_of_cache_positions_is_detected(tar
     assert COLUMNS in differences(target)
 
 
-def test_features_that_depend_on_padding_are_detected(target, monkeypatch):
+def shift_positions(monkeypatch, is_shifted) -> None:
+    """Increase the positions of the prompts in the rows [R] that ``is_shifted(rows)`` selects."""
     prefill = BatchRows.prefill
 
     def shifted(rows):
         step = prefill(rows)
-        step.positions += (rows.pads > 0)[:, None]  # changes only the image with the shorter prompt
+        step.positions += is_shifted(rows)[:, None]
         return step
 
     monkeypatch.setattr(BatchRows, "prefill", shifted)
+
+
+def test_features_that_depend_on_padding_are_detected(target, monkeypatch):
+    shift_positions(monkeypatch, lambda rows: rows.pads > 0)  # changes only the image with the shorter prompt
     assert COMPANY in differences(target)
 
 
 def test_the_trial_uses_the_first_layers_of_the_loaded_weights(target):
     copied = invariance.first_layers(target)
-    assert (
-        len(copied.decoder.layers) == invariance.TRIAL_LAYERS and len(target.decoder.layers) > invariance.TRIAL_LAYERS
-    )
+    assert len(copied.decoder.layers) == invariance.TRIAL_LAYERS < len(target.decoder.layers)
     assert copied.decoder.layers[0] is target.decoder.layers[0] and copied.decoder.head is target.decoder.head
 
 
 def break_products(monkeypatch, is_wrong) -> None:
-    """Change one bit in some rows of products.
-
-    Args:
-        is_wrong: Function (row index, number of rows of the product) -> whether the row changes.
-    """
+    """Change one bit in rows of products where ``is_wrong(row index, number of rows)``."""
     product = layers.product
 
     def by_place(x, weight, scale=None, plus=None, tile=0, tokens=None):
@@ -144,17 +144,12 @@ def all_but_first_row(index, tile):
 
 
 def test_smaller_products_replace_products_that_are_not_batch_invariant(target, monkeypatch, caplog):
-    """Plain decoding must use the smaller products, too.
-
-    Otherwise, a drafted image would differ from the plain image.
-    """
+    """Plain decoding must use the smaller products, too. Otherwise, a drafted image would differ from it."""
     break_products(monkeypatch, all_but_first_row)
     drafted, _ = decode_both(target)
     assert drafted.invariance.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
-    assert (
-        drafted.invariance.remark
-        == "To keep the image unchanged, this device uses smaller matrix products, which is slower."
-    )
+    expected = "To keep the image unchanged, this device uses smaller matrix products, which is slower."
+    assert drafted.invariance.remark == expected
     assert caplog.text.count(drafted.invariance.remark) == 1
 
 
@@ -201,14 +196,7 @@ def test_products_and_attention_can_both_be_replaced(half, far_keys, monkeypatch
 
 def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monkeypatch, caplog):
     """No fallback would help. The drafted image must still equal the plain image."""
-    prefill = BatchRows.prefill
-
-    def shifted(rows):
-        step = prefill(rows)
-        step.positions += (rows.pads > 0)[:, None] & (rows.images > 1)
-        return step
-
-    monkeypatch.setattr(BatchRows, "prefill", shifted)
+    shift_positions(monkeypatch, lambda rows: (rows.pads > 0) & (rows.images > 1))
     drafted, _ = decode_both(half)
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
@@ -293,12 +281,7 @@ def test_a_report_is_reused_until_the_weights_or_precision_settings_change(targe
 
 
 def test_the_trial_can_be_cancelled(target):
-    class Cancelled(Exception):
-        pass
-
-    def cancel():
-        raise Cancelled
-
+    cancel = Mock(side_effect=KeyboardInterrupt)
     decoding = new_decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
-    with pytest.raises(Cancelled):
+    with pytest.raises(KeyboardInterrupt):
         invariance.differences(decoding.request)

@@ -1,6 +1,7 @@
 """Tests that settings of torch by another pack change no image."""
 
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,25 +20,17 @@ def default_dtype():
         torch.set_default_dtype(torch.float32)
 
 
-def autocast():
-    return torch.autocast("cpu", torch.bfloat16)
-
-
-def default_device():
-    return torch.device("meta")
-
-
-@contextmanager
 def approximate_attention():
-    before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = lambda q, k, v, *_, **__: v * 0
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = before
+    return patch.object(F, "scaled_dot_product_attention", lambda q, k, v, *_, **__: v * 0)
 
 
-FOREIGN = pytest.mark.parametrize("foreign", [default_dtype, autocast, default_device, approximate_attention])
+SETTINGS = {
+    "default dtype": default_dtype,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "attention": approximate_attention,
+}
+FOREIGN = pytest.mark.parametrize("foreign", SETTINGS.values(), ids=SETTINGS)
 
 
 @FOREIGN

@@ -26,6 +26,7 @@ from tests.tape import Tape, counted
 pytestmark = pytest.mark.usefixtures("runtime")
 
 PROMPTS = ("a cat", "three small dogs", "fog")
+CASES = METHODS | {None: (None, {"method": "no-drafting"})}
 
 
 @pytest.fixture
@@ -46,14 +47,27 @@ def tape(as_on_a_gpu):
     return as_on_a_gpu(Tape())
 
 
+def count_replays(tape, monkeypatch) -> list:
+    """Return a list that receives the ledger of each round that captures nothing."""
+    ledgers = []
+
+    def counted_round(*arguments):
+        captured = tape.captured
+        with counted(tape, monkeypatch) as ledger:
+            outcome = run_round(*arguments)
+        if tape.captured == captured:
+            ledgers.append(ledger)
+        return outcome
+
+    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
+    return ledgers
+
+
 # ---- the same images ---------------------------------------------------------------------------
 
 
 def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape, tmp_path, monkeypatch):
-    """Costs must be learned from the rounds of a decoding, without any further captures.
-
-    A decoding may capture one round per draft size that it uses, and one more.
-    """
+    """A decoding may capture one round per draft size that it uses, and one more."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     captured = []
     for _ in range(3):
@@ -68,20 +82,15 @@ def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape,
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("lantern", [Lantern(delta=0.3), Lantern(factor=3.0, max_substitution=0.2)])
 def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, lantern, temperature):
-    """With LANTERN, the image depends on the trees.
-
-    All trees have the same depth and width, so graphs don't change them.
-    """
-    settings = {
-        "drafting": Drafting("eagle2", depth=3, width=2, drafts=6),
-        "lantern": lantern,
-        "sampling": Sampling(temperature=temperature),
-    }
+    """With LANTERN, the image depends on the trees. All have the same depth and width, so graphs don't change them."""
+    sampling = Sampling(temperature=temperature)
+    drafting = Drafting("eagle2", depth=3, width=2, drafts=6)
+    settings = {"drafting": drafting, "lantern": lantern, "sampling": sampling}
     expected = run(target, drafters["network"], PROMPTS[:1], **settings)
     as_on_a_gpu(Tape())
     found = run(target, drafters["network"], PROMPTS[:1], **settings)
     assert found.codes.equal(expected.codes) and not get_runtime().graph_failures
-    assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=settings["sampling"]).codes)
+    assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=sampling).codes)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +98,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     ["adt-tree", "merged"] + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
-    """Rounds near the end of an image are not compared.
-
-    There, positions after the end of the image are cut off without graphs, and are invalid nodes with graphs.
-    """
+    """Near the end of an image, positions after the end are cut off without graphs, and invalid nodes with graphs."""
     source, options = METHODS[name]
 
     def entries():
@@ -108,7 +114,7 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 @pytest.mark.parametrize("name", [None, "merged", pytest.param("adt-tree", marks=pytest.mark.long)])
 def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, monkeypatch, name):
     """Both masks begin at the same token, so the second batch reuses the memory and the rounds of the first one."""
-    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
+    source, options = CASES[name]
     kept = (torch.arange(2 * target.num_cells) % target.num_codes).view(2, -1)
     masks = kept.clone(), kept.clone()
     masks[0][:, [2, 3, 8, 9, 10, 11, 12, 13]] = -1
@@ -116,30 +122,19 @@ def test_masked_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, m
 
     def draw():
         how = {"drafting": Drafting(**options), "sampling": Sampling(seed=1)}
-        return [
-            run(target, drafters[source] if source else None, PROMPTS[:2], kept=mask, **how).codes for mask in masks
-        ]
-
-    def counted_round(*arguments):
-        captured = tape.captured
-        with counted(tape, monkeypatch) as ledger:
-            outcome = run_round(*arguments)
-        assert tape.captured > captured or ledger.reads == 1
-        return outcome
+        return [run(target, drafters.get(source), PROMPTS[:2], kept=mask, **how).codes for mask in masks]
 
     expected = draw()
     tape = as_on_a_gpu(Tape())
-    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
+    ledgers = count_replays(tape, monkeypatch)
     found = draw()
+    assert all(ledger.reads == 1 for ledger in ledgers)
     assert all(map(torch.equal, found, expected)) and not get_runtime().graph_failures
     assert tape.replayed > tape.captured, "some rounds are replayed again"
 
 
 def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
-    """Plain rounds run before the first drafts, and after drafting has ended.
-
-    When drafting has ended, the drafter's memory is freed.
-    """
+    """Plain rounds run before the first drafts, and after drafting has ended and the drafter's memory is freed."""
     ended = []
 
     def stop(slots):
@@ -156,12 +151,8 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
     monkeypatch.setattr(Auto, "on_verified", observe_and_stop)
     as_on_a_gpu(Tape())
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
-    assert [record.depth > 0 for round in found.trace.rounds[:4] for record in round.images] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    depths = [record.depth for round in found.trace.rounds[:4] for record in round.images]
+    assert [depth > 0 for depth in depths] == [False, True, True, False]
     ((proposer, before),) = ended
     assert all(map(torch.equal, proposer.state(), before)) and not get_runtime().graph_failures
 
@@ -179,20 +170,9 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
 )
 def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, tape, monkeypatch, name, images):
     """In addition to the replay, the control tensor is copied in each round. In some rounds, new noise is copied."""
-    source, options = METHODS[name] if name else (None, {"method": "no-drafting"})
-    steady = []
-
-    def counted_round(*arguments):
-        captured = tape.captured
-        with counted(tape, monkeypatch) as ledger:
-            outcome = run_round(*arguments)
-        if tape.captured == captured:
-            steady.append(ledger)
-        return outcome
-
-    monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
-    drafter = drafters[source] if source else None
-    run(target, drafter, PROMPTS[:images], drafting=Drafting(**options), sampling=Sampling(seed=1))
+    source, options = CASES[name]
+    steady = count_replays(tape, monkeypatch)
+    run(target, drafters.get(source), PROMPTS[:images], drafting=Drafting(**options), sampling=Sampling(seed=1))
     assert len(steady) > 5 and not get_runtime().graph_failures
     for ledger in steady:
         assert ledger.reads == 1 and ledger.uploads <= 1
@@ -203,10 +183,7 @@ def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, 
 
 
 def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape):
-    """The next decoding has other prompts and another seed.
-
-    The drafter's state must be reset, so that repeating an image gives the same trees.
-    """
+    """The drafter's state must be reset, so that repeating an image gives the same trees."""
     settings = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16)}
     first = run(target, drafters["network+jacobi"], PROMPTS[:1], sampling=Sampling(seed=1), **settings)
     run(target, drafters["network+jacobi"], PROMPTS[1:2], sampling=Sampling(seed=2), **settings)
@@ -219,12 +196,12 @@ def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape)
 @pytest.mark.parametrize(
     "change",
     [
-        lambda how: how | {"sampling": Sampling(temperature=0.5)},
-        lambda how: how | {"drafting": Drafting("eagle2", depth=2, width=2, drafts=4)},
-        pytest.param(lambda how: how | {"prompts": PROMPTS[:2]}, marks=pytest.mark.long),
-        lambda how: how | {"prompts": ("a very long description of a cat " * 3,)},
-        pytest.param(lambda how: how | {"lantern": Lantern()}, marks=pytest.mark.long),
-        lambda how: how | {"kept": torch.zeros(1, 3, dtype=torch.long)},
+        {"sampling": Sampling(temperature=0.5)},
+        {"drafting": Drafting("eagle2", depth=2, width=2, drafts=4)},
+        pytest.param({"prompts": PROMPTS[:2]}, marks=pytest.mark.long),
+        {"prompts": ("a very long description of a cat " * 3,)},
+        pytest.param({"lantern": Lantern()}, marks=pytest.mark.long),
+        {"kept": torch.zeros(1, 3, dtype=torch.long)},
     ],
     ids=["sampling", "drafting", "images", "length", "lantern", "prefix"],
 )
@@ -232,7 +209,7 @@ def test_other_settings_are_captured_separately(target, drafters, tape, change):
     how = {"prompts": PROMPTS[:1], "drafting": Drafting("eagle2"), "sampling": Sampling()}
     run(target, drafters["network"], **how)
     captured = tape.captured
-    run(target, drafters["network"], **change(how))
+    run(target, drafters["network"], **how | change)
     assert tape.captured > captured and not get_runtime().graph_failures
 
 
@@ -295,21 +272,17 @@ def test_a_released_pool_holds_no_memory(target, drafters, tape):
 
 
 def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
-    class Stop(Exception):
-        pass
-
     def check():
         if len(decoding.trace.rounds) == 6:
-            raise Stop
+            raise KeyboardInterrupt
 
     how = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16), "sampling": Sampling(seed=5)}
     expected = run(target, drafters["network+jacobi"], PROMPTS[:1], **how)
     captured = tape.captured
     prompt = target.encode_prompt(PROMPTS[0])
     decoding = new_decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
-    with pytest.raises(Stop):
-        for _ in decoding:
-            pass
+    with pytest.raises(KeyboardInterrupt):
+        decoding.run()
     assert run(target, drafters["network+jacobi"], PROMPTS[:1], **how).codes.equal(expected.codes)
     assert tape.captured == captured
 
@@ -407,10 +380,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
 
 
 def test_the_number_of_attended_positions_doubles():
-    """The number of attended positions doubles, so few rounds are captured.
-
-    An image of Emu3 has more than 8,000 tokens.
-    """
+    """Few rounds are captured, although an image of Emu3 has more than 8,000 tokens."""
     read = set()
     for position in range(8190):
         rows = SimpleNamespace(cache_offset=128, columns=range(8400))

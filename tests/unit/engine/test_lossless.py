@@ -86,10 +86,8 @@ def is_possible(one, other):
 EXCLUDED = [pair for pair in all_pairs(NAMES) if not is_possible(*pair)]
 ROWS = pairwise(NAMES, EXCLUDED)
 QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numbers"] == "float64"])
-"""Rows of the default tier (tests that run without ``--all``). Together they contain every value of every axis.
-
-Liquid has few rows, because it is slow with its large vocabulary.
-"""
+"""Rows of the default tier (tests that run without ``--all``). Together they contain every value of every axis. Liquid
+has few rows, because it is slow with its large vocabulary."""
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +106,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture
 def launched(runtime, monkeypatch):
-    """Return a function that selects whether rounds have fixed sizes, and the recorder of rounds.
-
-    On a GPU, CUDA records the rounds.
-    """
+    """Return a function that selects whether rounds have fixed sizes, and the recorder of rounds (on a GPU, CUDA)."""
 
     def choose(fixed, recorder):
         if DEVICE == "cuda":
@@ -202,9 +197,8 @@ def name_of(row: dict[str, str]) -> str:
 def test_an_image_equals_plain_decoding_with_a_batch_size_of_1(row, loaded, launched):
     expected, drafted = decode_row(row, loaded, launched)
     assert drafted.codes.equal(expected)
-    assert bool(drafted.trace.report()["verified_drafts"]) is (
-        row["method"] != "plain" and row["kept"] != "all but one"
-    )
+    has_drafts = row["method"] != "plain" and row["kept"] != "all but one"
+    assert bool(drafted.trace.report()["verified_drafts"]) is has_drafts
     assert drafted.trace.report()["substitution_rate"] == 0
 
 

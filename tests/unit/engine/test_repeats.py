@@ -26,17 +26,12 @@ LONG = 40
 
 
 class ReverseWrites(TorchDispatchMode):
-    """Mode that executes writes in reverse order and records operations.
-
-    Attributes:
-        found: Operations that aren't deterministic on a GPU.
-        seen: All operations.
-    """
+    """Mode that executes writes in reverse order and records operations."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
-        self.seen: set[str] = set()
+        self.found: set[str] = set()  # operations that aren't deterministic on a GPU
+        self.seen: set[str] = set()  # all operations
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::").rstrip("_")

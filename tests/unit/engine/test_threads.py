@@ -7,6 +7,7 @@ thread only if other cores are idle, and if the number of threads changes no bit
 from functools import partial
 from itertools import chain, repeat
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,12 +23,10 @@ from tests.drafted import new_decoding
 
 
 @pytest.fixture(params=[1, 3])
-def threads(request):
+def threads(request, restored_threads):
     """Set the number of threads, as a program that calls the engine does. Return this number."""
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 @pytest.mark.parametrize("method", [PLAIN, "eagle2", "auto"])
@@ -48,10 +47,7 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(models, threads
 
 
 def test_threads_are_restored_when_a_round_fails(models, threads, monkeypatch):
-    def fail(*_):
-        raise ValueError("no")
-
-    monkeypatch.setattr(decodings, "run_round", fail)
+    monkeypatch.setattr(decodings, "run_round", Mock(side_effect=ValueError("no")))
     target, _ = models
     with pytest.raises(ValueError, match="no"):
         list(new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
@@ -149,9 +145,7 @@ def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypa
         for drafting in (Drafting(PLAIN), Drafting("auto")):
             sampling = Sampling(guidance_scale=guidance)
             rows = [target.encode_prompt("a cat")]
-            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
-            for _ in decoding:
-                pass
+            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter).run()
             most = product_report(decoding.request).threads
             assert decoding.trace.settings["threads"] == min(cores, most)
             found.append(decoding.codes)

@@ -23,9 +23,7 @@ from tests.drafted import costs
 MODES = (CHAIN, MERGED, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "merged": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
 """Draft mode -> three costs in plain rounds, similar to the costs on a CPU. A plain round is a round of plain decoding.
-
-The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft.
-"""
+The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft."""
 
 
 def profile_of(figures) -> CostProfile:
@@ -35,16 +33,11 @@ def profile_of(figures) -> CostProfile:
     return CostProfile("a device", 1, {name: curve(*its) for name, its in figures.items()})
 
 
-def made_policy(profile, length=256, modes=MODES, max_depth=256, replayed=False) -> Auto:
-    """Return a policy for images with this number of tokens."""
+def new_policy(profile, length=256, modes=MODES, max_depth=256, replayed=False) -> Auto:
+    """Return a policy before its first round, for images with this number of tokens."""
     target = SimpleNamespace(columns=16, length=length)
     given = target, Sampling(), DraftSettings(), Shape(max_depth, 4, 63), [(0, 0)] * 64
-    return Auto(Context(*given, modes=modes, profile=profile, replayed=replayed))
-
-
-def new_policy(*given, **options) -> Auto:
-    """Return a policy before its first round, with the arguments of :func:`made_policy`."""
-    policy = made_policy(*given, **options)
+    policy = Auto(Context(*given, modes=modes, profile=profile, replayed=replayed))
     policy.begin()
     return policy
 
@@ -76,15 +69,10 @@ def cost_of(profile: CostProfile, shape: Shape) -> float:
 
 
 def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
-    """Simulate the rounds of an image.
+    """Simulate the rounds of an image. ``accepts(position)`` is the maximum number of accepted drafts.
 
-    Args:
-        accepts: Function (position) -> maximum number of accepted drafts.
-        image: Index of the image.
-
-    Returns:
-        Cost of all rounds according to the profile, in plain rounds, and the number of drafts of each round. A round
-            after the policy has stopped drafting costs one plain round.
+    Return the cost of all rounds by the profile, in plain rounds, and the number of drafts of each round. A round after
+    the policy has stopped drafting costs one plain round.
     """
     profile = policy.context.profile
     length = policy.context.remaining
@@ -109,9 +97,7 @@ def test_the_choice_maximises_the_expected_throughput():
     profile = costs("merged", "chain", once=0.2, each=0.1)
     policy = started_policy(profile, length=4096)
     options = [(one, size) for one in (CHAIN, MERGED) for size in sizes_of(one, replayed=False)]
-    mode, size = max(
-        options, key=lambda one: (1 + one[0].expected_accepted(one[1])) / profile.cost(one[0].name, one[1])
-    )
+    mode, size = max(options, key=lambda it: (1 + it[0].expected_accepted(it[1])) / profile.cost(it[0].name, it[1]))
     assert SIZES[0] < size < SIZES[-1]
     width = min(mode.width, WIDTH)
     assert chosen(policy) == Shape(spine_length(size, width), width, size, mode=mode.name)
@@ -119,7 +105,7 @@ def test_the_choice_maximises_the_expected_throughput():
 
 def test_on_a_gpu_no_tree_starts_a_program_of_rows_that_it_does_not_fill():
     """With the root and guidance, 8 drafts would need 18 rows, so a program of 32 rows."""
-    policy = made_policy(costs("merged", "chain"), replayed=True)
+    policy = new_policy(costs("merged", "chain"), replayed=True)
     offered = {choice.shape.drafts for choice in policy._choices}
     assert offered == set(GPU_SIZES) and set(sizes_of(CHAIN, replayed=True)) == {4, 7, 15, 31}
     for size in GPU_SIZES[1:]:
@@ -186,9 +172,7 @@ def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
 
 def test_the_first_round_with_a_fresh_profile_has_no_drafts():
     """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
-    assert chosen(new_policy(costs("chain"))) == PLAIN_SHAPE, (
-        "the first round must have no drafts, even if drafts cost nothing"
-    )
+    assert chosen(new_policy(costs("chain"))) == PLAIN_SHAPE, "even if drafts cost nothing"
     assert chosen(started_policy(costs("chain"))).drafts > SIZES[0]
 
 
@@ -209,7 +193,7 @@ def test_the_cheapest_mode_is_used_if_it_is_cheap_enough(best):
 
 
 def test_images_are_decoded_plainly_if_the_drafter_has_no_mode_of_the_profile():
-    assert not made_policy(costs("another drafter's mode")).begin()
+    assert not new_policy(costs("another drafter's mode")).begin()
 
 
 # ---- trials --------------------------------------------------------------------------------------
@@ -292,14 +276,9 @@ def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
 
 
 def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], float]:
-    """Run rounds with two images.
+    """Run rounds with two images, which accept at most these numbers of drafts per round.
 
-    Args:
-        accepts: For each image, the maximum number of accepted drafts per round.
-        rounds: Maximum number of rounds.
-
-    Returns:
-        The shapes of each round, and the loss of image 1: its cost in plain rounds minus its number of tokens.
+    Return the shapes of each round, and the loss of image 1: its cost in plain rounds minus its number of tokens.
     """
     lost = 0.0
     every = []

@@ -17,12 +17,10 @@ AUTO = Drafting("auto")
 SOURCES = ("chain", "merged")
 
 
-def trees(decoding, image=None):
-    """Return the trace entries of each round, for one image or for all images."""
-    rounds = [[record for record in round.images if image in (None, record.image)] for round in decoding.trace.rounds]
-    return [
-        [(record.position, *tuple(vars(record).values())[2:]) for record in records] for records in rounds if records
-    ]
+def trees(decoding):
+    """Return the trace entries of each round."""
+    rounds = [round.images for round in decoding.trace.rounds]
+    return [[(one.position, *tuple(vars(one).values())[2:]) for one in records] for records in rounds if records]
 
 
 # ---- determinism ---------------------------------------------------------------------------------
@@ -46,9 +44,8 @@ def test_the_profile_changes_trees_but_not_tokens(models):
     plain = run(target, None, PROMPTS)
     found = [run(target, network, PROMPTS, drafting=AUTO, profile=costs(source)) for source in SOURCES]
     assert all(torch.equal(decoding.codes, plain.codes) for decoding in found)
-    widths = [
-        {record.width_asked for round in one.trace.rounds for record in round.images if record.depth} for one in found
-    ]
+    every = [[record for round in one.trace.rounds for record in round.images] for one in found]
+    widths = [{record.width_asked for record in records if record.depth} for records in every]
     assert widths == [{1}, {WIDTH}]
     assert [one.trace.report()["drafter_forwards"] > 0 for one in found] == [False, True]
 
@@ -96,8 +93,6 @@ def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, batch_siz
 
 
 class StopsDrafting(Auto):
-    """Policy that stops drafting after three rounds."""
-
     seen = 0
 
     def on_verified(self, round):
@@ -111,10 +106,7 @@ class StopsDrafting(Auto):
 
 @pytest.mark.parametrize("batch_size", [None, 2, 1])
 def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, batch_size):
-    """Rounds with drafts advance images by different lengths. After drafting stops, images that are ahead must wait.
-
-    No round of an image may be lost.
-    """
+    """Rounds with drafts advance images by different lengths. After them, images that are ahead must wait."""
     target, network = models
     monkeypatch.setitem(POLICIES, "auto", StopsDrafting)
     monkeypatch.setattr("adt_core.engine.round.WAIT_SHARE", 10.0)

@@ -19,10 +19,7 @@ from tests.drafted import costs
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch):
-    """Return a function that runs `generate` with the tiny models and returns the rounds of the last image.
-
-    The function uses an empty working directory and an empty cache.
-    """
+    """Return a function that runs `generate` with an empty cache and returns the rounds of the last image."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     models = {"model": tiny / "target", "drafter": tiny / "drafter"}

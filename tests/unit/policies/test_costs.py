@@ -11,15 +11,18 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from adt_core import Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
+from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling, cache_folder, load_drafter, load_target
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
 from adt_core.engine.device.costs import Costs, profile_name
+from adt_core.engine.device.invariance import VARIANTS, InvarianceReport
+from adt_core.messages import TEMPLATES, message
 from adt_core.models import streamed
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import PLAIN_SHAPE, ActiveImage, Context, CostProfile, Shape
@@ -98,9 +101,8 @@ def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
     cpu, gpu, batch = (replace(ESTIMATED, **more).profile((*SIZES, 32)) for more in values)
     assert gpu.cost(mode, 24) < 1.45 and gpu.cost(mode, 63) < 2 and cpu.cost(mode, 63) > 3
     assert batch.cost(mode, 16) > 1.5 * cpu.cost(mode, 16) and cpu.decodings == 0
-    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1 < gpu.cost(mode, 32) - gpu.cost(mode, 31), (
-        "the 32nd draft needs another tile"
-    )
+    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1
+    assert gpu.cost(mode, 32) - gpu.cost(mode, 31) > 0.1, "the 32nd draft needs another tile"
 
 
 TOKENS = {
@@ -149,13 +151,7 @@ def true_cost(mode: str, drafts: int, machine: str = "fast network") -> float:
 
 
 def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str = "fast network") -> CostModel:
-    """Return the cost model after `auto` has decoded an image of 256 tokens on a simulated machine.
-
-    Args:
-        model: Cost model before the decoding.
-        number: Seed of the image, and of the random errors of the measured times.
-        machine: Name of the machine in `MACHINES`.
-    """
+    """Return the model after `auto` has decoded an image of 256 tokens on a machine. `number` is the random seed."""
     drawn = random.Random(number)
     target = SimpleNamespace(columns=16, length=256)
     context = Context(target, None, None, Shape(63, 4, 63), [(0, 0)], modes=MODES, profile=model.profile(SIZES))
@@ -229,10 +225,8 @@ def test_sizes_that_were_never_used_get_their_cost_from_others():
 def test_the_gain_of_a_mode_is_learned():
     """A drafter may be worse at a high temperature, so that another mode is faster there."""
     merged = MODES[-1]
-    rounds = [
-        RoundResult(PLAIN_ROUND, PLAIN, 0),
-        *[RoundResult(("merged", 24), 3 * PLAIN, 0.5 * merged.expected_accepted(24))] * 40,
-    ]
+    half = RoundResult(("merged", 24), 3 * PLAIN, 0.5 * merged.expected_accepted(24))
+    rounds = [RoundResult(PLAIN_ROUND, PLAIN, 0), *[half] * 40]
     model = ESTIMATED
     for _ in range(12):
         model = model.learn(rounds)
@@ -254,11 +248,8 @@ def test_what_was_learned_is_found_by_name_and_batch_size(cache):
     model = learned()
     profiles.save_costs(model)
     again = ESTIMATED.with_json(profiles.find_costs("a device", 1))
-    assert (
-        again == model.with_json(model.to_json())
-        and again.decodings == 6
-        and set(again.readings) == set(model.readings)
-    )
+    assert again == model.with_json(model.to_json()) and set(again.readings) == set(model.readings)
+    assert again.decodings == 6
     assert profiles.find_costs("a device", 2) is None and profiles.find_costs("another", 1) is None
     cache.rename(cache.with_name("away"))
     cache.write_text("a file where the folder should be", encoding="utf-8")
@@ -266,14 +257,8 @@ def test_what_was_learned_is_found_by_name_and_batch_size(cache):
     assert profiles.find_costs("a device", 3)["decodings"] == 6, "costs must be kept in memory if they can't be saved"
 
 
-VALUE = {
-    "name": "a device",
-    "images": 1,
-    "decodings": 3,
-    "readings": [["chain", 4, 1.2, 0.5]],
-    "sampling": "",
-    "gains": [["chain", 0.8, 1.5]],
-}
+VALUE = {"name": "a device", "images": 1, "decodings": 3, "sampling": ""}
+VALUE |= {"readings": [["chain", 4, 1.2, 0.5]], "gains": [["chain", 0.8, 1.5]]}
 ROWS = [], ["chain", 4, 0.0, 1.0], ["chain", 4, float("nan"), 1.0], ["a", 4, 1.0, 99.0], ["a", 10**9, 1.0, 1.0]
 
 
@@ -288,6 +273,43 @@ def test_damaged_foreign_and_older_values_are_ignored(value):
     assert ESTIMATED.with_json(VALUE).gains == {"chain": Reading(0.8, 1.5)}
     assert ESTIMATED.with_json({**VALUE, "sampling": "hotter"}).gains == {}
     assert ESTIMATED.with_json(value) == ESTIMATED
+
+
+ODD = [None, True, 0, -1, 1e308, float("nan"), 10**400, "", "x" * 400, "\ud800", [], [[]], {}, {"a": 1}, [1, 2, 3]]
+ODD += TEMPLATES.values()
+"""Values that replace others. The templates have parameters in braces."""
+REPORT = {"trust": [64, True], "kernels": True, "is_drafting": True, "differing": [VARIANTS[0]]}
+REPORT |= {"remark": str(message("device.no_mode"))}
+READERS = {"report": (lambda value: InvarianceReport.from_json(value, 128), REPORT)}
+READERS |= {"costs": (ESTIMATED.with_json, VALUE)}
+
+
+def with_damage(value, chosen: random.Random):
+    """Return a copy of a JSON value with another value in one place, or without one entry."""
+    if not isinstance(value, dict | list) or not value or chosen.random() < 0.2:
+        return chosen.choice(ODD)
+    key = chosen.choice(list(value)) if isinstance(value, dict) else chosen.randrange(len(value))
+    value = copy.copy(value)
+    if chosen.random() < 0.1:
+        del value[key]
+    else:
+        value[key] = with_damage(value[key], chosen)
+    return value
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damage_of_a_file_raises_no_error(name):
+    read, content = READERS[name]
+    assert read(content) is not None
+    chosen = random.Random(1)
+    for _ in range(3000):
+        read(with_damage(content, chosen))
+
+
+@pytest.mark.parametrize("key", TEMPLATES)
+def test_a_remark_that_equals_a_template_is_ordinary_text(key):
+    report = InvarianceReport.from_json({**REPORT, "remark": TEMPLATES[key]}, 128)
+    assert report is not None and report.remark == TEMPLATES[key]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no such permissions")
@@ -353,38 +375,30 @@ def test_each_decoding_improves_the_costs_of_the_next(models, cache):
     assert saved["decodings"] == 3 and [*PLAIN_ROUND] in [row[:2] for row in saved["readings"]]
 
 
-@pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
-def test_settings_that_change_costs_are_learned_separately(models, cache, other):
-    from adt_core import Sampling
-
+@pytest.mark.parametrize(
+    "other, options",
+    [
+        *(("images", {"images": 2}), ("dtype", {}), ("drafter", {})),
+        ("greedy", {"sampling": Sampling(temperature=0)}),
+        ("guidance", {"sampling": Sampling(guidance_scale=1)}),
+    ],
+)
+def test_settings_that_change_costs_are_learned_separately(models, cache, other, options):
     target, drafter = copy.deepcopy(models)
     decode_and_learn(target, drafter)
-    options = {}
-    images = 1
-    if other == "images":
-        images = 2
-    elif other == "dtype":
+    if other == "dtype":
         target.decoder.set_dtype(torch.float32)
     elif other == "drafter":
         drafter = load_drafter("jacobi", target)
-    else:
-        options = {"sampling": Sampling(temperature=0) if other == "greedy" else Sampling(guidance_scale=1)}
-    assert decode_and_learn(target, drafter, images, **options).profile.decodings == 0
+    assert decode_and_learn(target, drafter, **options).profile.decodings == 0
 
 
 @pytest.mark.parametrize("why", ["another method", "a given profile", "cancelled"])
 def test_costs_are_not_learned(models, cache, why):
     target, drafter = models
     if why == "cancelled":
-        calls = []
-
-        def check():
-            calls.append(1)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            decode_and_learn(target, drafter, check=check)
+            decode_and_learn(target, drafter, check=Mock(side_effect=[None, None, KeyboardInterrupt]))
     else:
         drafting = Drafting("eagle2" if why == "another method" else "auto")
         decode_and_learn(target, drafter, drafting=drafting, profile=PROFILE if "given" in why else None)

@@ -63,11 +63,8 @@ def add_round(policy: Policy, position: int, accepted: int, depth: int, image: i
 # ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
 
 
-def test_the_first_shape_is_the_configured_one():
+def test_the_first_shape_is_the_configured_one_within_the_bounds():
     assert adt_tree().choose([ActiveImage(0, 0)]) == [Shape(4, 3, 9)]
-
-
-def test_the_configured_shape_is_cut_to_the_bounds():
     assert size(adt_tree(depth=9, width=9), 0) == (6, 5)
 
 
@@ -233,15 +230,10 @@ def test_eagle2_has_a_constant_shape():
     assert p.choose([ActiveImage(0, 4), ActiveImage(1, 0)]) == [Shape(3, 2, 9)] * 2
 
 
-@pytest.mark.parametrize(
-    "method, largest",
-    [
-        ("static:mc_sim_7b_63", Shape(5, 4, 25, "mc_sim_7b_63")),
-        ("static:naive_extend_57", Shape(5, 5, 57, "naive_extend_57")),
-    ],
-)
-def test_static_trees_have_the_published_shapes(method, largest):
-    p = policy(method)
+@pytest.mark.parametrize("method, size", [("mc_sim_7b_63", (5, 4, 25)), ("naive_extend_57", (5, 5, 57))])
+def test_static_trees_have_the_published_shapes(method, size):
+    p = policy(f"static:{method}")
+    largest = Shape(*size, method)
     assert p.choose([ActiveImage(0, 0), ActiveImage(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
 
 
@@ -273,11 +265,8 @@ def test_options_of_other_methods_are_refused_by_the_constructor_and_ignored_by_
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
 
 
-def test_the_default_method_is_auto():
-    assert Drafting() == Drafting.of({}) == Drafting("auto")
-
-
 def test_a_drafting_is_determined_by_its_options():
+    assert Drafting() == Drafting.of({}) == Drafting("auto")
     drafting = Drafting("adt-tree", depth=2, proposal="top-k")
     assert drafting.flat() == {"method": "adt-tree", **drafting.flat()} and drafting.flat()["depth"] == 2
     assert Drafting(**drafting.flat()) == drafting and hash(Drafting(**drafting.flat())) == hash(drafting)
@@ -292,9 +281,7 @@ def test_the_table_has_every_option_of_every_method():
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
-        "saved workflows refer to options by position"
-    )
+    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], "saved workflows store positions"
     assert list(options())[-3:] == ["expand_above", "keep_above", "predict_from"], "new options must come last"
 
 

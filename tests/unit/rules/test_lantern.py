@@ -17,7 +17,6 @@ UNLIMITED = torch.tensor([10**6])
 
 
 def star(children: list[int]) -> DraftTree:
-    """Return a tree in which all nodes are children of the root."""
     return tree_of([0, *children], [0] * (len(children) + 1))
 
 
@@ -62,10 +61,7 @@ def test_at_most_delta_moves_with_any_number_of_siblings(seed, codes, width, k, 
 
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
 def test_a_single_child_is_accepted_with_the_published_probability(seed, codes, k, delta):
-    """The probability is p(x) + p(A(x)), LANTERN's relaxed probability.
-
-    A(x) is the longest prefix of x's neighbours whose total probability is at most delta.
-    """
+    """It is p(x) + p(A(x)), where A(x) is the longest prefix of x's neighbours with a total of at most delta."""
     p, (x,), neighbours = random_case(seed, codes, 1, k)
     prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
     distribution = output_distribution(p, [x], neighbours, Lantern(k, delta))
@@ -97,22 +93,19 @@ def test_nothing_moves_at_delta_0_or_lambda_1(lantern):
         assert torch.allclose(output_distribution(p, children, neighbours, lantern), p)
 
 
-def test_exact_matches_have_priority_then_the_nearest_substitute():
-    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [1.6], [9.0]]), 3)
+@pytest.mark.parametrize(
+    "middle, y, agrees, substitutes",
+    [
+        (1.6, 1, [True, False, True], [False, False, True]),  # code 1 is nearer to code 2 than to code 0
+        (1.6, 0, [True, True, False], [False, False, False]),
+        (2.0, 1, [True, True, False], [False, True, False]),  # equally near: the first
+    ],
+)
+def test_exact_matches_have_priority_then_the_nearest_and_first_substitute(middle, y, agrees, substitutes):
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [middle], [9.0]]), 3)
     z = torch.full((1, 3, 4), 0.25).log()
-
-    def passed(y: int) -> list[list[bool]]:
-        return [flags[0].tolist() for flags in relaxed(star([0, 2]), y, z, neighbours, Lantern(3, 1.0))]
-
-    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 is nearer to code 2 than to code 0
-    assert passed(0) == [[True, True, False], [False, False, False]]
-
-
-def test_of_two_equally_near_substitutes_the_first_is_accepted():
-    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 3)
-    z = torch.full((1, 3, 4), 0.25).log()
-    agrees, _ = relaxed(star([0, 2]), 1, z, neighbours, Lantern(3, 1.0))
-    assert agrees.tolist() == [[True, True, False]]
+    found = relaxed(star([0, 2]), y, z, neighbours, Lantern(3, 1.0))
+    assert [flags[0].tolist() for flags in found] == [agrees, substitutes]
 
 
 def test_the_tokens_of_siblings_do_not_use_up_delta():
@@ -125,24 +118,25 @@ def test_the_tokens_of_siblings_do_not_use_up_delta():
     assert not alone.any(), "without the sibling, code 1 counts, and delta is used up"
 
 
-def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
+@pytest.mark.parametrize(
+    "x, lantern, accepts",
+    [
+        (
+            0,
+            {"delta": 0.3},
+            True,
+        ),  # the draft has 0.20 and its neighbour 0.25; the best token 0.40
+        (0, {"delta": 0.2}, False),  # the nearest neighbour has 0.25, which is more than delta
+        (1, {"delta": 0.3}, True),
+        (2, {"delta": 0.2}, False),
+        (0, {"factor": 2.2}, False),  # the neighbour's 0.25 is at most (factor - 1) * 0.2 from the factor 2.25 on
+        (0, {"factor": 2.3}, True),
+    ],
+)
+def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts(x, lantern, accepts):
     neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
     z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
-
-    def passes(x: int, delta: float) -> bool:
-        return bool(relaxed(star([x]), 3, z, neighbours, Lantern(3, delta), greedy=True)[1][0, 1])
-
-    assert passes(0, 0.3)  # the draft has 0.20 and its neighbour 0.25, together more than 0.40 of the best token
-    assert not passes(0, 0.2)  # the nearest neighbour has 0.25, which is more than delta
-    assert passes(1, 0.3) and not passes(2, 0.2)
-
-
-@pytest.mark.parametrize("factor, accepts", [(2.2, False), (2.3, True)])
-def test_the_greedy_rule_of_lantern_plus_plus_limits_neighbours_by_the_draft(factor, accepts):
-    """The neighbour's 0.25 is at most (factor - 1) * 0.2 from the factor 2.25 on."""
-    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
-    z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
-    _, substitutes = relaxed(star([0]), 3, z, neighbours, Lantern(3, factor=factor), greedy=True)
+    _, substitutes = relaxed(star([x]), 3, z, neighbours, Lantern(3, **lantern), greedy=True)
     assert bool(substitutes[0, 1]) is accepts
 
 

@@ -5,6 +5,8 @@ the same values as the complete noise of an image.
 """
 
 import random
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -79,9 +81,7 @@ def test_images_that_advance_by_random_steps_get_the_complete_noise(ahead, chunk
             buffer.prepare(roots)
             assert has_rows(buffer, roots, expected)
             roots = [min(root + random_steps.randint(0, min(stride, ahead)), LENGTH - 1) for root in roots]
-            assert has_rows(buffer, roots, expected, ahead=0), (
-                "the rows of the previous round must include the new roots"
-            )
+            assert has_rows(buffer, roots, expected, ahead=0), "rows of the previous round include the new roots"
         assert buffer.ring.data_ptr() == memory
 
 
@@ -121,13 +121,7 @@ def test_new_images_use_the_same_memory_and_their_own_check(monkeypatch):
 
 def test_making_noise_can_be_cancelled_and_resumed(monkeypatch):
     set_chunk_size(1, monkeypatch)
-    calls = []
-
-    def check() -> None:
-        calls.append(None)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
+    check = Mock(side_effect=chain([None, None, KeyboardInterrupt], repeat(None)))
     buffer = new_noise([0, 1], ahead=4, check=check)
     with pytest.raises(KeyboardInterrupt):
         buffer.prepare([0, 0])
@@ -146,10 +140,7 @@ def test_missing_rows_are_finite_and_positions_after_the_image_get_its_last_row(
 
 
 def test_memory_for_emu3_at_720_pixels_is_far_below_the_complete_noise():
-    """Images have 90 rows of 90 codes and an end token.
-
-    The vocabulary has 32,768 codes and the end token. The buffer has twice the maximum depth of a tree.
-    """
+    """Images have 90 rows of 90 of 32,768 codes and an end token. The buffer has twice the maximum depth of a tree."""
     length = 90 * 91
     codes = 32769
     ahead = 2 * 257

@@ -25,31 +25,25 @@ def test_keyed_sampling_follows_the_processed_softmax(sampling):
     assert chisquare(counts[live].numpy(), (probability[live] * counts.sum()).numpy()).pvalue > 1e-3
 
 
-def test_pipeline_order_is_temperature_top_k_top_p():
-    logits = torch.tensor([3.0, 2.0, 1.0, 0.0])
-    z = process_logits(logits, Sampling(temperature=2.0, top_k=3, top_p=0.6))
-    assert torch.isfinite(z).tolist() == [True, True, False, False]
-    assert z[0] == 1.5
-
-
-def test_top_p_always_keeps_the_best_and_top_k_keeps_ties():
-    assert torch.isfinite(process_logits(torch.tensor([9.0, 0.0]), Sampling(top_p=0.01))).tolist() == [True, False]
-    assert torch.isfinite(process_logits(torch.tensor([1.0, 1.0, 0.0]), Sampling(top_k=1))).tolist() == [
-        True,
-        True,
-        False,
-    ]
-
-
-def test_top_p_excludes_a_token_if_earlier_tokens_reach_it_exactly():
-    assert torch.isfinite(process_logits(torch.zeros(2), Sampling(top_p=0.5))).tolist() == [True, False]
+@pytest.mark.parametrize(
+    "logits, sampling, kept",
+    [
+        ([3.0, 2.0, 1.0, 0.0], Sampling(temperature=2.0, top_k=3, top_p=0.6), [1.5, 1.0]),
+        ([9.0, 0.0], Sampling(top_p=0.01), [9.0]),
+        ([1.0, 1.0, 0.0], Sampling(top_k=1), [1.0, 1.0]),
+        ([0.0, 0.0], Sampling(top_p=0.5), [0.0]),
+    ],
+    ids=["temperature, top-k, top-p", "top-p keeps the best", "top-k keeps ties", "top-p is reached exactly"],
+)
+def test_filters_keep_the_first_tokens(logits, sampling, kept):
+    z = process_logits(torch.tensor(logits), sampling)
+    assert z.tolist() == kept + [-math.inf] * (len(logits) - len(kept))
 
 
 def test_guiding_features_is_guiding_logits():
-    torch_generator = torch.Generator().manual_seed(0)
-    features, head = (
-        torch.randn(*size, dtype=torch.float64, generator=torch_generator) for size in ((4, 2, 8), (5, 8))
-    )
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(4, 2, 8, dtype=torch.float64, generator=generator)
+    head = torch.randn(5, 8, dtype=torch.float64, generator=generator)
     c, u = (features @ head.T).chunk(2)
     assert torch.allclose(guide(features, 3.0) @ head.T, u + 3.0 * (c - u), atol=1e-12)
     assert guide(features, 1.0) is features

@@ -13,7 +13,7 @@ from PIL import Image
 
 from adt_core import Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.rules.noise import Noise
-from adt_core.rules.script_noise import ScriptNoise, noise_device
+from adt_core.rules.script_noise import ScriptNoise
 from adt_core.run import png_settings
 from adt_core.run.identity import settings_key
 from adt_core.run.images import read_settings
@@ -27,10 +27,7 @@ SCRIPT = Sampling(SEED, noise="original-script")
 
 
 def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
-    """Return the noise [count, together, V] of consecutive calls of `torch.multinomial` in a script.
-
-    The dimensions are calls, images of a batch, and vocabulary.
-    """
+    """Return the noise [count, images of a batch, V] of consecutive calls of `torch.multinomial` in a script."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.empty(together, width).exponential_(generator=generator) for _ in range(count)]
     return -torch.stack(drawn)[..., columns].log()
@@ -147,13 +144,8 @@ def test_prompts_do_not_affect_each_other(models):
 def test_an_index_beyond_the_batch_is_rejected(models):
     target, _ = models
     with raises_key("noise_batch.too_small", value=2, least=4):
-        new_decoding(
-            target,
-            [target.encode_prompt("a cat")],
-            sampling=replace(SCRIPT, noise_batch=2),
-            image_indices=[3],
-            drafting=Drafting("no-drafting"),
-        )
+        how = {"sampling": replace(SCRIPT, noise_batch=2), "drafting": Drafting("no-drafting")}
+        new_decoding(target, [target.encode_prompt("a cat")], image_indices=[3], **how)
 
 
 def test_memory_for_the_noise_of_other_images(models):
@@ -189,12 +181,8 @@ def test_images_of_a_batch_are_reproduced(generate):
     assert generate(*options, "--num-images-per-prompt", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
     assert generate(*options, "--output", "single.png")[0] == 0
     saved = read_settings(Path("x-0003.png"))
-    assert [saved[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == [
-        "original-script",
-        3,
-        "cpu",
-        2,
-    ]
+    expected = {"noise": "original-script", "noise_batch": 3, "noise_device": "cpu", "image_index": 2}
+    assert expected.items() <= saved.items()
     assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
     with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("single.png") as single:
         assert one.tobytes() == two.tobytes() != single.tobytes()
@@ -225,7 +213,3 @@ def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     monkeypatch.setattr("adt_core.run.identity.noise_device", lambda device: "another")
     keys.append(settings_key(changed))
     assert len(set(keys)) == 3 and settings_key(pipeline) == keys[0]
-
-
-def test_noise_of_the_host_equals_the_cpus():
-    assert noise_device(torch.device("cpu")) == "cpu"

@@ -1,10 +1,12 @@
-"""Tests of the token maps of a trace."""
+"""Tests of the token maps of a trace, and of the certainty that a decoding records, which drafts do not change."""
 
 from dataclasses import replace
 
 import pytest
 
+from adt_core import Drafting, load_drafter
 from adt_core.trace import ImageRound, Round, Trace, rank_correlation
+from tests.drafted import METHODS, run
 
 
 @pytest.fixture
@@ -82,3 +84,17 @@ def test_certainty_differs_between_the_tokens_of_a_round(trace):
 )
 def test_rank_correlation(first, second, expected):
     assert rank_correlation(first, second) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("name", ["jacobi", "auto, jacobi"])
+def test_every_token_has_the_certainty_of_plain_decoding(target, name):
+    source, options = METHODS[name]
+    plain = run(target).trace
+    drafted = run(target, load_drafter(source, target), drafting=Drafting(**options)).trace
+    for image in range(plain.images):
+        expected = [value for row in plain.token_map("certainty", image) for value in row]
+        found = [value for row in drafted.token_map("certainty", image) for value in row]
+        assert found == pytest.approx(expected, abs=2e-4) and all(0 < value <= 1 for value in found[1:])
+    for record in (record for round in drafted.rounds for record in round.images):
+        assert len(record.probabilities) == len(record.entropies) == record.accepted + 1
+        assert all(entropy >= 0 for entropy in record.entropies)

@@ -25,10 +25,7 @@ def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
 
 
 def test_wide_trees_of_equally_probable_drafts_are_shallow():
-    """If all drafts are nearly equally probable, they fill the tree level by level.
-
-    With N nodes and k children per node, the depth is 1 + ceil((N - k) / k^2). Here, N is 58.
-    """
+    """The drafts fill the tree level by level: with N = 58 nodes, the depth is 1 + ceil((N - k) / k^2)."""
     expected = {10: 2, 8: 2, 7: 3, 6: 3, 5: 4, 4: 5, 3: 8, 2: 15}
     for width, depth in expected.items():
         tree = grow(16, width, -5.0 - 1e-4 * torch.arange(10)).rerank(torch.zeros(1, dtype=torch.long), 58)

@@ -26,15 +26,7 @@ CODECS = {
 }
 
 
-@pytest.fixture
-def restored():
-    """Restore the number of threads after the test."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("restored")
+@pytest.mark.usefixtures("restored_threads")
 @pytest.mark.parametrize("kind", CODECS)
 def test_a_codec_has_the_same_bits_with_any_number_of_threads(kind):
     torch.manual_seed(0)

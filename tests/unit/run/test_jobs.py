@@ -66,9 +66,8 @@ def test_parts_cover_the_images_in_order(images, batch_size, workers, factor):
     ],
 )
 def test_a_png_contains_the_options(pipeline, lantern, options):
-    settings = Pipeline(pipeline.target, replace(pipeline.recipe, lantern=lantern, negative_prompt=" fog ")).settings(
-        "a cat", 2
-    )
+    recipe = replace(pipeline.recipe, lantern=lantern, negative_prompt=" fog ")
+    settings = Pipeline(pipeline.target, recipe).settings("a cat", 2)
     names = ("lantern_k", "lantern_delta", "lantern_factor", "max_substitution")
     assert tuple(settings[name] for name in names) == options
     others = {"prompt": "a cat", "image_index": 2, "negative_prompt": "fog", "size": None}

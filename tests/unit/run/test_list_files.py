@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 from threading import Thread
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -25,6 +26,7 @@ from tests.command import read_lines, words
 from tests.raising import raises_key
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
+NO_INDEX = "index.json' is not an index of this pack"
 
 
 @pytest.fixture
@@ -70,14 +72,6 @@ def test_no_output_replaces_the_list(generate, listed, options):
     assert Path(listed).read_text(encoding="utf-8") == content
 
 
-def test_a_foreign_index_is_not_replaced(generate):
-    Path("out").mkdir()
-    Path("out/index.json").write_text('{"mine": 1}', encoding="utf-8")
-    code, _, err = generate(format="webdataset")
-    assert code == 2 and "index.json' is not an index of this pack" in err
-    assert Path("out/index.json").read_text(encoding="utf-8") == '{"mine": 1}'
-
-
 def test_a_report_is_not_the_index(generate):
     code, _, err = generate(format="webdataset", report="out/index.json")
     assert code == 2 and "would be overwritten" in err
@@ -98,11 +92,23 @@ def test_lines_of_other_settings_stay(generate):
     assert sorted(map(json.dumps, kept)) == sorted(map(json.dumps, lines)), "a shorter list deletes no lines"
 
 
-def test_foreign_content_is_refused(generate):
-    Path("notes.txt").write_text("my notes\n", encoding="utf-8")
-    code, _, err = generate(tokens="notes.txt")
-    assert code == 2 and "--tokens: 'notes.txt' has other content than lines of images" in err
-    assert Path("notes.txt").read_text(encoding="utf-8") == "my notes\n" and not Path("out").exists()
+@pytest.mark.parametrize(
+    "path, content, options, problem",
+    [
+        ("notes.txt", "my notes\n", {"tokens": "notes.txt"}, "--tokens: 'notes.txt' has other content than lines of"),
+        ("out/manifest.csv", "mine", {}, "manifest.csv' is not a manifest of this pack"),
+        *(("out/index.json", content, {"format": "webdataset"}, NO_INDEX) for content in ['{"mine": 1}', "{", "[1]"]),
+        ("out/index.json", "[" * 10**5, {"format": "webdataset"}, NO_INDEX),
+    ],
+    ids=["lines", "manifest", "index", "damaged index", "list as an index", "deep index"],
+)
+def test_foreign_and_damaged_files_are_not_replaced(generate, path, content, options, problem):
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text(content, encoding="utf-8")
+    before = sorted(Path().rglob("*"))
+    code, _, err = generate(**options)
+    assert code == 2 and problem in err
+    assert Path(path).read_text(encoding="utf-8") == content and sorted(Path().rglob("*")) == before
 
 
 def test_lines_that_a_run_did_not_write_come_from_the_images(generate):
@@ -202,9 +208,7 @@ def test_a_comparison_reports_only_what_it_measured(generate):
 # ---- shards --------------------------------------------------------------------------------------------------------
 
 
-def test_a_shard_with_nothing_to_do_succeeds(generate):
-    code, out, _ = generate(shard="7/8")
-    assert code == 0 and "nothing to do" in out
+def test_a_shard_with_only_invalid_prompts_succeeds(generate):
     Path("list.txt").write_text("a cat\n" + "long " * 100, encoding="utf-8")
     code, out, _ = generate(shard="2/2")
     assert code == 0 and "left out: Prompt too long" in out
@@ -253,14 +257,6 @@ def test_shards_write_a_manifest_of_the_complete_list(generate):
                 {"file": "000001.png", "id": "a/1", "prompt": "a cat", "seed": "7"},
                 {"file": "000002.png", "id": "b", "prompt": "'=1+1", "seed": "3"},
             ]
-
-
-def test_a_foreign_manifest_is_not_replaced(generate):
-    Path("out").mkdir()
-    Path("out/manifest.csv").write_text("mine", encoding="utf-8")
-    code, _, err = generate()
-    assert code == 2 and "manifest.csv' is not a manifest of this pack" in err
-    assert Path("out/manifest.csv").read_text(encoding="utf-8") == "mine" and len(os.listdir("out")) == 1
 
 
 def test_a_manifest_that_is_the_list_is_not_replaced(generate):
@@ -329,15 +325,6 @@ def test_a_line_that_has_become_longer_is_not_read_completely(tmp_path):
     assert copied.getvalue() == b"{}\nxxx"
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "[" * 10**5])
-def test_a_damaged_index_is_not_replaced(generate, content):
-    Path("out").mkdir()
-    Path("out/index.json").write_text(content, encoding="utf-8")
-    code, _, err = generate(format="webdataset")
-    assert code == 2 and "index.json' is not an index of this pack" in err
-    assert Path("out/index.json").read_text(encoding="utf-8") == content
-
-
 def test_the_tar_of_a_shorter_list_is_not_replaced(generate):
     assert generate(format="webdataset")[0] == 0
     first = Path("out/00000.tar").read_bytes()
@@ -350,12 +337,10 @@ def test_the_tar_of_a_shorter_list_is_not_replaced(generate):
 
 
 def test_lines_that_can_not_be_read_are_an_error_with_a_remedy(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    written = ImageLines(tmp_path / "t.jsonl", JobList([PromptEntry("1", "a cat")], Recipe()), lambda job: {})
-    written.append(JobList([PromptEntry("1", "a cat")], Recipe()).job(1), {"tokens": []})
-    monkeypatch.setattr(lines, "bounded_lines", fail)
+    jobs = JobList([PromptEntry("1", "a cat")], Recipe())
+    written = ImageLines(tmp_path / "t.jsonl", jobs, lambda job: {})
+    written.append(jobs.job(1), {"tokens": []})
+    monkeypatch.setattr(lines, "bounded_lines", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with raises_key("lines.unreadable", path="t.jsonl"):
         written.finish()
 

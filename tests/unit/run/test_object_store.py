@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -74,7 +75,6 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 
 def names(url):
-    """Return the names of the objects below a URL."""
     store, root = fsspec.core.url_to_fs(url)
     store.invalidate_cache()
     return sorted(path.removeprefix(root).lstrip("/") for path in store.find(root))
@@ -229,9 +229,7 @@ def test_only_the_folder_of_the_list_is_searched(generate, monkeypatch):
     store = fsspec.filesystem("memory")
     find = type(store).find
     searched = []
-    monkeypatch.setattr(
-        type(store), "find", lambda self, path, **more: searched.append(path) or find(self, path, **more)
-    )
+    monkeypatch.setattr(type(store), "find", lambda *given, **more: searched.append(given[1]) or find(*given, **more))
     assert generate("memory://bucket/coco", shard="1/4")[0] == 0
     store.store.clear()
     assert searched == ["/bucket/coco"]
@@ -258,10 +256,7 @@ def test_an_unreachable_server_is_named(generate, monkeypatch):
     store = fsspec.filesystem("memory")
     assert generate("memory://bucket/coco", shard="1/4")[0] == 0
 
-    def unreachable(*_, **__):
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(type(store), "put_file", unreachable)
+    monkeypatch.setattr(type(store), "put_file", Mock(side_effect=ConnectionError("no route to host")))
     code, _, err = generate("memory://bucket/coco", shard="2/4")
     monkeypatch.undo()
     store.store.clear()

@@ -11,8 +11,6 @@ from tests.tiny import write_tiny_checkpoint
 
 
 class Clock:
-    """Clock that the test sets."""
-
     def __init__(self):
         self.now = 100.0
 
@@ -121,7 +119,6 @@ def decoding(pipe):
 
 
 def keep(decoding, image: int, tokens: int) -> None:
-    """Remove the tokens of an image after the first ones."""
     decoding.codes[image, tokens:] = -1
 
 

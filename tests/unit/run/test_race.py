@@ -10,8 +10,6 @@ from adt_core.run.race import MIN_SAMPLES, Estimate
 
 
 class CountedDecoding:
-    """Decoding whose rounds finish a fixed number of tokens."""
-
     def __init__(self, tokens: int, total: int = 12, log: list | None = None):
         self._tokens = tokens
         self._total = total

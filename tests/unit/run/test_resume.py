@@ -4,6 +4,7 @@ import json
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -25,10 +26,7 @@ TIMES = ("seconds", "drafting_seconds", "prefill_seconds", "tokens_per_second")
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch, capsys):
-    """Return a function that runs `generate` with a list, in float64 and with a method whose trees are reproducible.
-
-    The function returns the exit code, standard output and standard error.
-    """
+    """Return a function that runs `generate` with a list and reproducible trees: (exit code, output, errors)."""
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt", "method": "adt-tree"}
@@ -76,7 +74,6 @@ def contents(folder):
 
 
 def file_bytes(folder, pattern="*.png"):
-    """Return the content of each file, by name."""
     return {path.name: path.read_bytes() for path in sorted(Path(folder).glob(pattern))}
 
 
@@ -204,12 +201,11 @@ def test_inputs_in_the_output_folder_are_not_overwritten(generate):
     assert code == 2 and "--output" in err and "--continue-from" in err
 
 
-def test_an_image_without_a_list_is_generated_again(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    usual = {"model": tiny / "target", "drafter": "jacobi", "prompt": "a cat", "output": "a.png", "tokens": "t.jsonl"}
-    assert cli.main(words("generate", **usual)) == 0
+def test_an_image_without_a_list_is_generated_again(generate):
+    usual = {"prompts": None, "prompt": "a cat", "drafter": "jacobi", "tokens": "t.jsonl"}
+    assert generate("a.png", **usual)[0] == 0
     first = contents(".")
-    assert cli.main(words("generate", **usual, seed=5)) == 0
+    assert generate("a.png", **usual, seed=5)[0] == 0
     assert contents(".") != first and [line["seed"] for line in read_lines("t.jsonl")] == [0, 5], "lines are appended"
 
 
@@ -321,26 +317,14 @@ def test_rows_have_settings_of_their_own(generate, capsys):
     assert generate("out", prompts="list.csv", guidance_scale=3, tokens="t.jsonl", shard="1/2")[0] == 0
     assert generate("out", prompts="list.csv", guidance_scale=3, **options("out"))[0] == 0
     records = [record for record, _ in contents("out").values()]
-    assert [(record["guidance_scale"], record["negative_prompt"]) for record in records] == [
-        (3, ""),
-        (2.5, ""),
-        (3, "fog"),
-        (3, "fog"),
-    ]
+    assert [record["guidance_scale"] for record in records] == [3, 2.5, 3, 3]
+    assert [record["negative_prompt"] for record in records] == ["", "", "fog", "fog"]
     assert len({record["settings_key"] for record in records}) == 3
-    for number, given in enumerate(
-        [{"seed": 4}, {"guidance_scale": 2.5}, {"seed": 4, "negative_prompt": "fog"}, {"negative_prompt": "fog"}]
-    ):
-        prompt = rows[number + 1].partition(",")[0]
-        index = 0 if "seed" in given else number
-        usual = {
-            "guidance_scale": 3,
-            "image_index": index,
-            "tokens": f"{number}.jsonl",
-            "prompts": None,
-            "prompt": prompt,
-        }
-        assert generate(f"{number}.png", **usual | given)[0] == 0
+    settings = {"seed": 4}, {"guidance_scale": 2.5}, {"seed": 4, "negative_prompt": "fog"}, {"negative_prompt": "fog"}
+    for number, given in enumerate(settings):
+        single = {"prompts": None, "prompt": rows[number + 1].partition(",")[0], "tokens": f"{number}.jsonl"}
+        usual = {"guidance_scale": 3, "image_index": 0 if "seed" in given else number}
+        assert generate(f"{number}.png", **single, **usual | given)[0] == 0
         assert read_lines(f"{number}.jsonl")[0]["tokens"] == records[number]["tokens"]
     code, out, _ = generate("out", prompts="list.csv", guidance_scale=3, **options("out"))
     assert code == 0 and "4 of 4 images were already there." in out
@@ -400,7 +384,6 @@ def packed(folder):
 
 @pytest.fixture
 def small_tars(monkeypatch):
-    """Reduce the size of a tar to three images."""
     monkeypatch.setattr(tars, "TAR_SIZE", 3)
 
 
@@ -526,14 +509,10 @@ def test_the_default_batch_size_fits_into_the_free_memory(models, monkeypatch):
 
 def test_the_limit_of_the_process_counts_if_the_free_memory_is_unknown(models, monkeypatch):
     """In some containers, the files of the system can't be read."""
-
-    def fail():
-        raise OSError
-
     pipeline = Pipeline(models[0], Recipe(drafting=Drafting("no-drafting")))
     required = batch_size.required_bytes(pipeline.decoding(["a red house"] * 4).request, 2)
     limit = SimpleNamespace(bytes=1.01 * required / batch_size.MEMORY_SHARE)
-    monkeypatch.setattr(batch_size.psutil, "virtual_memory", fail)
+    monkeypatch.setattr(batch_size.psutil, "virtual_memory", Mock(side_effect=OSError))
     monkeypatch.setattr(batch_size, "memory_limit", lambda: limit)
     monkeypatch.setattr(batch_size, "cpu_memory_shortage", lambda *_: "")
     assert default_batch_size(pipeline, ["a red house"]) == 2

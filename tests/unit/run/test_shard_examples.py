@@ -35,9 +35,8 @@ def example(text: str) -> str:
 def run(tiny, tmp_path):
     """Return a function that runs a script with the tiny model in the test's folder, with variables added."""
     (tmp_path / "captions.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
-    models = words(
-        "generate", model=tiny / "target", drafter="jacobi", method="adt-tree", dtype="float64", device="cpu"
-    )
+    usual = {"method": "adt-tree", "dtype": "float64", "device": "cpu"}
+    models = words("generate", model=tiny / "target", drafter="jacobi", **usual)
 
     def run(script: str, **variables: str) -> None:
         script = script.replace("python adt.py generate", " ".join([sys.executable, str(ROOT / "adt.py"), *models]))
@@ -52,9 +51,8 @@ def check(run, tmp_path):
 
     def check() -> None:
         run("python adt.py generate --prompts captions.txt --output whole")
-        whole, shards = (
-            {path.name: content(path) for path in (tmp_path / folder).glob("*.png")} for folder in ("whole", "coco")
-        )
+        folders = tmp_path / "whole", tmp_path / "coco"
+        whole, shards = ({path.name: content(path) for path in folder.glob("*.png")} for folder in folders)
         assert shards == whole and len(whole) == len(PROMPTS)
 
     return check

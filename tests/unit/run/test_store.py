@@ -7,6 +7,7 @@ be generated twice.
 import os
 from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,26 +30,21 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """Return a pipeline with a drafter network."""
     target, drafter = models
-    return Pipeline(
-        target, Recipe(Sampling(seed=3, guidance_scale=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter
-    )
+    recipe = Recipe(Sampling(seed=3, guidance_scale=2.0), Drafting("adt-tree"), drafter="somewhere/tiny")
+    return Pipeline(target, recipe, drafter)
 
 
 def changed(pipeline: Pipeline, **settings) -> Pipeline:
-    """Return a copy of the pipeline with other settings."""
     return replace(pipeline, recipe=replace(pipeline.recipe, **settings))
 
 
 def entries(prompts: list[str], seeds: list[int | None] | None = None) -> list[PromptEntry]:
-    """Return a list of prompts."""
     seeds = seeds or [None] * len(prompts)
     return [PromptEntry(str(number), text, seed) for number, (text, seed) in enumerate(zip(prompts, seeds), start=1)]
 
 
 def store_of(make: Pipeline, folder, prompts=PROMPTS, **options) -> PngStore:
-    """Return the store of a list."""
     options = {"seeds": None, "same_noise": False, **options}
     jobs = JobList(entries(prompts, options["seeds"]), make.recipe, same_noise=options["same_noise"])
     return PngStore(jobs, folder, Identity.of(make), options.get("overwrite", False))
@@ -274,26 +270,15 @@ def test_the_digest_of_weights_can_be_cancelled(tmp_path, monkeypatch):
     monkeypatch.setattr(identity.cache_folder, "write", lambda *given: stored.append(given))
     file = tmp_path / "a.safetensors"
     file.write_bytes(b"1")
-    calls = []
-
-    def check():
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
+        check = Mock(side_effect=[None, KeyboardInterrupt])
         identity.weights_digest("decoder", torch.nn.Linear(100, 2), [file], check)
     assert not stored
 
 
 def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
-    make = changed(
-        make,
-        lantern=Lantern(neighbours=5, delta=0.3),
-        negative_prompt="a dog",
-        loading=Loading(model=str(tiny / "target")),
-        drafter=str(tiny / "drafter"),
-    )
+    models = {"loading": Loading(model=str(tiny / "target")), "drafter": str(tiny / "drafter")}
+    make = changed(make, lantern=Lantern(neighbours=5, delta=0.3), negative_prompt="a dog", **models)
     store = store_of(make, tmp_path / "list", PROMPTS[:2])
     run(store, make, batch_size=1, texts={"workflow": '{"nodes": []}'})
     path = tmp_path / "list" / "000002.png"
