@@ -27,10 +27,8 @@ COLUMNS = tuple(
 _IDENTITY = "id", "prompt", "file"
 """Keys that identify the image of a row. Two rows with equal values for these keys describe the same image, even if the
 rows are in different reports."""
-ENDINGS = "csv", "json", "png"
-"""Extensions of a report's files."""
-LONGEST_SIDE = 8192
-"""Maximum length of a contact sheet's longer side, in pixels. Thumbnails shrink to fit."""
+ENDINGS = "csv", "json", "png"  # extensions of a report's files
+LONGEST_SIDE = 8192  # maximum length of a contact sheet's longer side, in pixels. Thumbnails shrink to fit.
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
 _PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
 _COMPRESSION = 4

@@ -17,8 +17,7 @@ from .comfy_runtime import check_cancelled, tell
 from .sockets import LoadedDrafter, LoadedModel
 from .weights import manage
 
-AUTO = next(iter(CHOICES))
-"""Default of the input `drafting`."""
+AUTO = next(iter(CHOICES))  # default of the input `drafting`
 
 
 def drafting_input() -> io.Input:

@@ -7,20 +7,24 @@ therefore cached with their modification times, so an unchanged list costs one `
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import folder_paths
+import yaml
+from comfy.cli_args import args
 
 from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import one_line, shown
-from ..adt_core.files import is_device, is_hidden, is_writable, list_visible, parse_json, read_text
+from ..adt_core.files import LARGEST_JSON, is_device, is_hidden, is_writable, list_visible, parse_json, read_text
 from ..adt_core.models import STAGE, Published, find_published, name_of, published, published_at
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.run import default_drafter, is_target_config, is_target_file
 from ..adt_core.settings import BUNDLED
-from .extra_paths import default_folders
 
 # keys of `extra_model_paths.yaml`
 MODELS_KEY, DRAFTERS_KEY, METRICS_KEY = "ar_image_models", "ar_image_drafters", "ar_image_metrics"
@@ -29,14 +33,11 @@ _FOLDER_NAMES = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METR
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
 fits the model, otherwise a drafter without files."""
-NONE = "none"
-"""Name in the lists for quality metrics that stands for no weights."""
+NONE = "none"  # name in the lists for quality metrics that stands for no weights
 WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
 """Names in the drafter list that need no files in the drafter folders. They are always listed."""
-LONGEST_NAME = 100
-"""Maximum number of characters in the name of a report or a drafter."""
-_MOST_NAMED = 10
-"""Maximum number of models that an error lists."""
+LONGEST_NAME = 100  # maximum number of characters in the name of a report or a drafter
+_MOST_NAMED = 10  # maximum number of models that an error lists
 _SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
 """Folders of `models`, or keys of `extra_model_paths.yaml`, where other packs keep complete checkpoints."""
 _LARGEST_CONFIG = 8  # MiB; larger files are ignored, because reading them is slow. Anole's configuration has 2 MiB
@@ -242,9 +243,36 @@ def _home(key: str) -> Path:
 
     If it is not writable, for example because it is on a read-only network share, the next writable folder is returned.
     """
-    marked = default_folders(key)
+    marked = _default_folders(key)
     roots = [Path(root) for root in sorted(_roots(key), key=lambda root: (root not in marked, root != _own(key)))]
     return next(filter(is_writable, roots), roots[0])
+
+
+def _default_folders(key: str) -> set[str]:
+    """Return the folders for a key in sections of `extra_model_paths.yaml` with `is_default`.
+
+    ComfyUI reads the file before it loads the pack, and does not keep the mark.
+    """
+    return {
+        os.path.normpath(os.path.join(base, line))
+        for section, base in _sections()
+        if section.get("is_default")
+        for line in str(section.get(key, "")).split("\n")
+        if line
+    }
+
+
+def _sections() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each section of the files that ComfyUI has read, with the folder that its paths are relative to."""
+    usual = Path(os.path.realpath(folder_paths.__file__)).with_name("extra_model_paths.yaml")
+    for file in (usual, *map(Path, chain(*args.extra_model_paths_config or []))):
+        content = None
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            content = yaml.safe_load(read_text(file, LARGEST_JSON))
+        for section in content.values() if isinstance(content, dict) else ():
+            if isinstance(section, dict):
+                base = os.path.expandvars(os.path.expanduser(str(section.get("base_path", ""))))
+                yield section, os.path.join(file.absolute().parent, base)
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:

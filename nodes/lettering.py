@@ -16,10 +16,8 @@ _FONTS = (
     "NotoEmoji-Regular.ttf", "Symbola.ttf", "Apple Symbols.ttf",
 )  # fmt: skip
 """Font files of Linux, Windows and macOS, fonts with Latin letters first."""
-_NONCHARACTER = "\U0010fffe"
-"""Unassigned code point, for which every font draws its missing-glyph sign."""
-MISSING = "\N{WHITE SQUARE}"
-"""Replacement for a character that no font has."""
+_NONCHARACTER = "\U0010fffe"  # unassigned code point, for which every font draws its missing-glyph sign
+MISSING = "\N{WHITE SQUARE}"  # replacement for a character that no font has
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

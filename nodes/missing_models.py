@@ -25,8 +25,7 @@ from ..adt_core.environment import variable
 from ..adt_core.messages import join, message
 from ..adt_core.models import STAGE, Published, find_published, home_of, published_at
 from . import folders
-from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, send, tell
+from .comfy_runtime import Progress, check_cancelled, send, tell, telling_what_is_kept
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]

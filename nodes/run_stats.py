@@ -92,13 +92,8 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
 
 
 _STATS_TOOLTIPS = Tooltips(
-    inputs={
-        "trace": "The trace of an ADT-Tree Sampler.",
-    },
-    outputs={
-        "text": "The statistics in a few lines.",
-        "json": "Statistics and settings as one JSON object.",
-    },
+    inputs={"trace": "The trace of an ADT-Tree Sampler."},
+    outputs={"text": "The statistics in a few lines.", "json": "Statistics and settings as one JSON object."},
 )
 
 

@@ -32,8 +32,7 @@ _NEGATIVE_PROMPT = "Negative prompt"
 
 MODEL_DEFAULT, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}
-"""Value of the input `noise` -> `Sampling.noise`."""
+NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}  # value of the input `noise` -> `Sampling.noise`
 
 
 def sampling_inputs() -> list[io.Input]:

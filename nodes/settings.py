@@ -52,9 +52,7 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "predict_from": "Predicted: rounds that predict the next one, besides the mean of the image: the last round "
         "(left), the rounds of the tokens above, or both.",
     },
-    outputs={
-        "settings": "The settings, for the ADT-Tree Sampler.",
-    },
+    outputs={"settings": "The settings, for the ADT-Tree Sampler."},
 )
 
 

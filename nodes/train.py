@@ -22,8 +22,7 @@ from ..adt_core.policies import PLAIN
 from ..adt_core.recipe import Placement
 from . import folders
 from .batch import one
-from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, refusal, tell
+from .comfy_runtime import Progress, check_cancelled, refusal, tell, telling_what_is_kept
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .sampling import prepare, preset_input, sampling_inputs
@@ -34,8 +33,7 @@ from .weights import loaded
 MEASURED = 10
 """Minimum number of measurements during the training, which are the points of the curve. It applies if the user sets
 the number of steps."""
-_PARTS = 1000
-"""Number of steps of the progress bar."""
+_PARTS = 1000  # number of steps of the progress bar
 _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model to train a drafter for.",

@@ -6,8 +6,7 @@ from map_reading import done
 from PIL import Image
 
 COUNT = 4
-CONTROL = 1
-"""Index of the sampler's value *control after generate*."""
+CONTROL = 1  # index of the sampler's value *control after generate*
 BOXES = "panel.panes.map(({ clip }) => [clip.x, clip.y, clip.width, clip.height])"
 VALUES = """(id) => ['seed', 'control_after_generate'].map((name) =>
   app.graph.getNodeById(id).widgets.find((widget) => widget.name === name).value)"""

@@ -10,8 +10,7 @@ import pytest
 from map_reading import give
 from test_templates import MISSING, RUN, RUNNABLE, out_of_place
 
-SEEDS = itertools.count(7000)
-"""Seeds that no other test uses with the first template."""
+SEEDS = itertools.count(7000)  # seeds that no other test uses with the first template
 
 PROMPT = "app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode')"
 FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clientHeight)"

@@ -185,11 +185,7 @@ def test_map_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
         sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
     )  # the text below the image needs some of the height
     for zoom in (0.75, 1, 2):  # at smaller zooms, an image replaces the map (test_widget.py)
-        tab.map(
-            sampler,
-            f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})",
-            zoom,
-        )
+        tab.map(sampler, f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})", zoom)
         tab.wait(
             sampler, f"Math.abs(panel.canvas.getBoundingClientRect().width / panel.canvas.clientWidth - {zoom}) < 0.02"
         )

@@ -4,8 +4,7 @@ import pytest
 from map_reading import done, expected, new_seed, painted, same_colours, settled
 
 pytestmark = pytest.mark.every_frontend(True)
-ROWS = 12
-"""Rows and columns of tokens of the tiny model's image."""
+ROWS = 12  # rows and columns of tokens of the tiny model's image
 RECORD = """([id, rows]) => {
   const seen = [];
   const lit = ({ panel }) => { // number of rows of the shown image that are not blank

@@ -22,8 +22,7 @@ from adt_core.version import WORKFLOW_FORMAT
 FIRST = "ADT-Tree text to image (start here)"
 PNG_END = b"IEND\xaeB`\x82"
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
-DECIDED = ["drafting"]
-"""Widgets that the linked Settings node decides."""
+DECIDED = ["drafting"]  # widgets that the linked Settings node decides
 SHOWN = ["seed", "control_after_generate", "guidance", "batch_size", "drafting", "preset", "acceptance_map"]
 VUE_GRAY = """(names) => {
   const inputs = document.querySelectorAll('[data-widget-name] [role=spinbutton]:disabled');

@@ -6,8 +6,7 @@ import pytest
 from comfy_page import ComfyPage
 from PIL import Image
 
-LARGEST = 2 * 10**6
-"""Maximum size in bytes of the file of a replay."""
+LARGEST = 2 * 10**6  # maximum size in bytes of the file of a replay
 COMPARE = "app.graph.nodes.find((n) => n.type === 'ADTTreeCompare')"
 PLAYS = """async (bytes) => {
   const src = URL.createObjectURL(new Blob([Uint8Array.from(bytes)], { type: 'video/webm' }));

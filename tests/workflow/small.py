@@ -11,8 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 SMALL = "small"
-TINY = "tiny"
-"""Name of a model with images of 12 x 12 tokens. It can use the drafter of the small model."""
+TINY = "tiny"  # name of a model with images of 12 x 12 tokens. It can use the drafter of the small model.
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
 QUICK = {

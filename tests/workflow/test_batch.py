@@ -20,12 +20,9 @@ from small import SMALL, TINY, with_small_models
 from test_cancel import interrupt_and_time
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
-TEXT_BELOW = "(the text below)"
-"""Value of the input *file* that selects the typed prompts."""
-COUNT = 10
-"""Number of captions in the batch."""
-SHEET = 4
-"""Thumbnails per row of the contact sheet."""
+TEXT_BELOW = "(the text below)"  # value of the input *file* that selects the typed prompts
+COUNT = 10  # number of captions in the batch
+SHEET = 4  # thumbnails per row of the contact sheet
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from tests.hub import COMMIT, Hub
 from tests.hub_models import JANUS, publish
 from tests.odd_answers import silent
 
-LIMIT = 1.0
-"""Longest time in seconds until the server answers another request."""
+LIMIT = 1.0  # longest time in seconds until the server answers another request
 
 
 @dataclass

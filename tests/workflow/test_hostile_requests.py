@@ -5,8 +5,7 @@ import json
 import pytest
 from test_busy import answering, prompts
 
-MOST_MEMORY = 200e6
-"""Maximum growth of the server's memory in bytes."""
+MOST_MEMORY = 200e6  # maximum growth of the server's memory in bytes
 pytestmark = pytest.mark.smoke
 
 

@@ -9,17 +9,7 @@ from PIL import Image
 from saved import EVENT, maps_in_png, unpack
 
 pytestmark = pytest.mark.small_models
-RECORD = (
-    "image",
-    "position",
-    "depth_asked",
-    "width_asked",
-    "depth",
-    "width",
-    "drafts",
-    "accepted",
-    "substituted",
-)
+RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 """Values that a map stores for each image in each round. The names are those in the trace. Certainties and levels
 follow."""
 
@@ -181,8 +171,7 @@ def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     assert kept["relaxed"] is saved["relaxed"] is True
 
 
-LARGEST = 2 * 10**6
-"""Maximum size in bytes of a replay of 8 seconds."""
+LARGEST = 2 * 10**6  # maximum size in bytes of a replay of 8 seconds
 
 
 def test_frames_of_a_replay_become_files_of_comfyuis_video_nodes(comfy, graph):

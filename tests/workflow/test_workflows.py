@@ -227,8 +227,7 @@ has 10 pixels."""
 
 INK = "#aaa"
 """Approximate colour of a note's text in Nodes 2.0. In the canvas, the text is white."""
-CONTRAST = 4.5
-"""Minimum contrast of text according to WCAG, level AA."""
+CONTRAST = 4.5  # minimum contrast of text according to WCAG, level AA
 
 
 def luminance(colour: str) -> float:

@@ -18,8 +18,7 @@ from small import SMALL, write_small
 
 ROOT = Path(__file__).resolve().parents[3]
 PROBE = Path(__file__).resolve().parents[1] / "probe_nodes"
-EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"
-"""ComfyUI's extra node files that tests need."""
+EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"  # ComfyUI's extra node files that tests need
 INSIDE = importlib.util.find_spec("comfy") is not None
 collect_ignore_glob = [] if INSIDE else ["test_*.py"]
 

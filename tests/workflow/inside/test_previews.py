@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from comfy.cli_args import LatentPreviewMethod, args
 
-ROWS = 8
-"""Rows and columns of tokens of the small model's image. A plain round generates one token of each image."""
+ROWS = 8  # rows and columns of tokens of the small model's image. A plain round generates one token of each image.
 SIDE = 64 // ROWS
 BLANK = 22, 24, 29
 

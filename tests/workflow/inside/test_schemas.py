@@ -103,8 +103,7 @@ def test_all_texts_are_translated(pack, inputs, language):
             assert set(entry.get("options", choices)) - files == set(choices) - files, (name, label)
 
 
-NAMES = {"float32", "float64", "bfloat16", "float16"}
-"""Choices that are names in every language."""
+NAMES = {"float32", "float64", "bfloat16", "float16"}  # choices that are names in every language
 
 
 @pytest.mark.parametrize("language", LOCALES)
