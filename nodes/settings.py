@@ -1,6 +1,6 @@
 """Settings node for drafting. Its inputs are the options of `adt_core.policies`, with their help as tooltips.
 
-The input `method` is the only one that is not advanced. js/settings.js shows a label for each method. In the number
+The input `method` is the only one that is not advanced. js/theme.js shows a label for each method. In the number
 inputs, 0 means automatic: the value depends on the drafter and the device.
 """
 
