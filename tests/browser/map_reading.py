@@ -128,7 +128,6 @@ def new_seed(tab, node) -> None:
 
 
 def give(tab, node, name: str, value) -> None:
-    """Set the value of a node's widget."""
     tab.page.evaluate(
         "([id, name, value]) => { app.graph.getNodeById(id).widgets.find((w) => w.name === name).value = value }",
         [node, name, value],

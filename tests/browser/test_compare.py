@@ -25,10 +25,7 @@ IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].
 
 
 def test_two_samplers_side_by_side(tab, workflow):
-    """The map of each sampler can also show the run of the other sampler.
-
-    The map must then show which of the two runs was faster.
-    """
+    """The map of a sampler can also show the run of another sampler, and then which of the two was faster."""
     sampler = workflow.sampler
     plain = workflow.second_sampler("no-drafting")
     tab.load(workflow.data)
@@ -56,10 +53,7 @@ def test_two_samplers_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
-    """The Compare node must show both of its runs, A and B, each with its image.
-
-    This must work during the run, after the run, and in a saved workflow.
-    """
+    """This must work during the run, after the run, and in a saved workflow."""
     tab.open_template("ADT-Tree compared with no drafting")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -184,10 +178,7 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
 
 
 def test_difference_on_request_and_image_in_the_queue(tab, comfy):
-    """If both images are identical, a title must state it.
-
-    ComfyUI's queue must show an image of the run, even if a preview node shows the difference of the images.
-    """
+    """The queue must show an image of the run, even if a preview node shows the difference of the images."""
     tab.open_template("ADT-Tree compared with no drafting")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"

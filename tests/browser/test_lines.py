@@ -178,10 +178,7 @@ def test_a_long_message_above_a_map_is_cut_after_what_matters_and_opens(tab):
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
-    """A button must show the rest of long text. After the next run, the node must have its old height.
-
-    The page was reloaded during the run, so it has not received the start of the run.
-    """
+    """The page was reloaded during the run, so it has not received the start of the run."""
     assert name in MISSING
     tab.open()
     tab.open_template(name)

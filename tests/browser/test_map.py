@@ -13,7 +13,6 @@ FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 
 
 def test_first_template_runs_and_shows_its_map(tab):
-    """The template uses the bundled model. The finished map must show its image."""
     tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
@@ -79,7 +78,6 @@ def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
 
 
 def test_canvas_shows_the_selected_figure_and_image(tab, workflow):
-    """Select each of the four values, each image of the batch, and the opacities 100, 50 and 0 percent."""
     sampler = done(tab, workflow.batch(2))
     widget = tab.widget(sampler)
     widget.get_by_label("Opacity").fill("100")

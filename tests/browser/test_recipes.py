@@ -42,7 +42,6 @@ GRAPH = """() => Object.fromEntries(app.graph.nodes.map((n) => [n.title + ' ' + 
 
 
 def png(recipe, **texts: str) -> str:
-    """Return a PNG as base64 text."""
     info = PngImagePlugin.PngInfo()
     texts = {"parameters": "A blue ball.\nSteps: 256, Sampler: adt-tree, CFG scale: 2.0, Seed: 77", **texts}
     for keyword, text in texts.items():

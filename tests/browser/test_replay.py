@@ -26,10 +26,7 @@ def moment(tab, sampler, rounds: int) -> None:
 
 
 def has_edge(tab, sampler, cell: int, colour: tuple) -> bool:
-    """Return whether the top edge of a token has this colour in one of three rows of pixels.
-
-    The edge is a line at a fractional position, so the row depends on the size of the map.
-    """
+    """Return whether a token's top edge has this colour in one of three rows; its position is fractional."""
     pixels = tab.map(
         sampler,
         """(() => {
@@ -46,10 +43,7 @@ def has_edge(tab, sampler, cell: int, colour: tuple) -> bool:
 
 
 def test_slider_shows_every_round(tab, workflow):
-    """The map must cover the tokens of rounds after the slider's position.
-
-    The draft tree of the round must be drawn at its position. Colours must mark accepted and rejected drafts.
-    """
+    """Later tokens must be covered. Colours must mark accepted and rejected drafts of the round's tree."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     settled(tab, sampler)

@@ -115,20 +115,15 @@ STAYS = """(line) => app.graph.nodes.some((node) => adtTest.line(node) === line)
 
 
 def model_of(nodes: list[dict]) -> str:
-    """Return the model that a template needs."""
     return next(node["widgets_values"][0] for node in nodes if node["type"] == "ADTTreeModelLoader")
 
 
 def nodes_of(name: str) -> list[dict]:
-    """Return the nodes of a template."""
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
 def test_first_template_fits_the_screen(tab):
-    """Check ComfyUI's initial view, and the view after the command Fit View.
-
-    At zooms below 0.57, ComfyUI's canvas draws no text.
-    """
+    """In ComfyUI's initial view, and after the command Fit View. At zooms below 0.57, the canvas draws no text."""
     for width, height in ((1920, 1080), (1280, 800)):
         tab.page.set_viewport_size({"width": width, "height": height})
         tab.open()  # if a template was open before, ComfyUI restores its view, which may be for another screen
@@ -200,7 +195,6 @@ QUICK = """() => {
 
 @pytest.mark.timeout(300)
 def test_tables_of_benchmark_and_diagnostics_stay_on_their_nodes(tab):
-    """The nodes must not grow over each other when their tables appear."""
     tab.open_template("ADT-Tree benchmark and diagnostics of this machine")
     tab.page.evaluate(QUICK)
     assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
@@ -218,10 +212,7 @@ def without_errors_after(tab):
 
 
 def test_template_without_its_model_explains_the_download(tab, without_errors_after):
-    """The template's note must name the input that downloads the model.
-
-    After a click on Run, the error must contain the download command. A hint must be shown under the loader.
-    """
+    """The note must name the input, the error the command, and a line under the loader both."""
     nodes = nodes_of(MISSING[0])
     tab.open_template(MISSING[0])
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
@@ -242,10 +233,7 @@ def test_template_without_its_model_explains_the_download(tab, without_errors_af
 
 
 def test_missing_files_of_a_workflow_are_offered_for_download(tab, without_errors_after):
-    """GLM-Image's two loaders read from four folders, one of which belongs to the pack.
-
-    The dialogue supports only models in single files.
-    """
+    """GLM-Image's two loaders read single files from four folders, one of which belongs to the pack."""
     named = {
         "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
         "ADTTreeGLMImageDecoderLoader": {

@@ -96,7 +96,6 @@ def graph(request):
 
 @pytest.fixture(scope="session")
 def template(object_info):
-    """Return a function that loads a workflow of the pack and converts it to a prompt."""
     from test_workflows import prompt_of
 
     return lambda name: prompt_of(name, object_info)

@@ -35,14 +35,12 @@ def write_small(models: Path, side: int = 128) -> None:
 
 
 def write_tiny(models: Path) -> None:
-    """Write the tiny model."""
     from tests.tiny import write_tiny_checkpoint
 
     write_tiny_checkpoint(models / "ar_image" / TINY, scale=3.0, resolution=96, max_positions=512)
 
 
 def with_small_models(graph: Graph) -> Graph:
-    """Replace the bundled model and drafter by the small ones."""
     for node in graph.prompt.values():
         node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
     return graph

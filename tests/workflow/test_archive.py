@@ -11,7 +11,6 @@ from tests import archive
 
 @pytest.fixture(scope="session")
 def installed(release, tmp_path_factory, meter):
-    """Running server whose only pack is the archive."""
     base = tmp_path_factory.mktemp(f"archive-{release.version}")
     pack = archive.build(base / "downloads" / "ADT-Tree")
     with meter.uncounted():

@@ -41,17 +41,13 @@ def coco(comfy):
 
 @pytest.fixture
 def batch(template, coco):
-    """Return the pack's batch workflow with these captions and small models."""
     graph = with_small_models(template("ADT-Tree batch of prompts with report"))
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 @pytest.mark.smoke
 def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
-    """Cancel and resume a batch. This is the short version of the next test, for the default tier.
-
-    Finished images must stay, the second run must generate the others, and the table must list all images.
-    """
+    """This is the short version of the next test, for the default tier."""
     captions = [f"{colour} fox" for colour in ("a red", "a blue", "a green", "a grey")]
     name = uuid.uuid4().hex[:8]
     batch.set("ADTTreeModelLoader", model=TINY).set(
@@ -113,11 +109,7 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
 
 
 def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
-    """Queue a batch and cancel it after its second image.
-
-    Returns:
-        The number of tokens of the complete batch, and the last line of text under the node.
-    """
+    """Cancel a batch after its second image. Return its number of tokens, and the last line under the node."""
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
@@ -127,11 +119,7 @@ def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
 
 
 def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
-    """Check the progress messages of a resumed batch.
-
-    Args:
-        already: Number of images that were finished before the run.
-    """
+    """Check the messages of a resumed batch, of which ``already`` images were finished before the run."""
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
     assert steps == sorted(steps) and steps[-1] == COUNT * length
     assert already * length <= steps[0], "existing images count from the start"
@@ -166,10 +154,7 @@ def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
 
 
 def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
-    """Check the first and the last image of a batch.
-
-    They must equal the images of the Sampler node in a loop over a list of prompts.
-    """
+    """Compare these images of a batch with those of the Sampler node in a loop over a list of prompts."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
@@ -277,16 +262,12 @@ def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
 
 
 def text_under_nodes(comfy, batch, **extra) -> str:
-    """Run a batch and return all text that is shown under its nodes."""
     _, messages = comfy.watch(batch.prompt, **extra)
     return " ".join(line for node in batch.prompt for line in lines_under(messages, node))
 
 
 def finished_images(message: bytes) -> int:
-    """Return the number of finished images in a text message, or 0 if it has another text.
-
-    The message starts with the length of the node's id, followed by the id and the text.
-    """
+    """Return the number of finished images in a text message (see ``lines_under``), or 0 for another text."""
     found = re.match(rb"(\d+) of \d+ images", message[4 + int.from_bytes(message[:4], "big") :])
     return int(found[1]) if found else 0
 

@@ -66,7 +66,6 @@ def test_cancel_while_weights_are_loaded(comfy, graph, loader):
 
 @pytest.mark.small_models
 def test_cancel_while_a_batch_is_made(comfy, graph):
-    """Cancel after the first image, while the other images are generated and saved."""
     prompts = graph.add("ADTTreePrompts", text="\n".join(f"{number} foxes" for number in range(30)))
     links = {"model": graph.link("ADTTreeModelLoader"), "prompts": prompts}
     node, _ = graph.add("ADTTreeBatchSampler", **links, seed=905)
@@ -108,7 +107,6 @@ def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
 
 @pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
 def test_cancel_while_pixels_are_coded(comfy, graph, node):
-    """Cancel while the codec encodes or decodes many large images."""
     vae = graph.link("ADTTreeModelLoader", 2)
     pixels = graph.add("EmptyImage", width=256, height=256, batch_size=64, color=0x336699)
     latent = graph.add("VAEEncode", pixels=pixels, vae=vae)

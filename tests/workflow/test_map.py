@@ -15,7 +15,6 @@ follow."""
 
 
 def read(outputs: dict) -> dict:
-    """Return the trace from the output of the probe node."""
     return json.loads(next(output["text"][0] for output in outputs.values() if "text" in output))
 
 
@@ -25,21 +24,14 @@ def without_levels(record: list) -> list:
 
 @pytest.fixture
 def traced(graph):
-    """Return the text-to-image workflow with a node that shows the trace.
-
-    The method is ADT-Tree, because the shapes of its trees vary.
-    """
+    """Return the text-to-image workflow with a node that shows the trace, whose trees vary (ADT-Tree)."""
     graph.add("ProbeReadTrace", trace=graph.link("ADTTreeSampler", 1))
     return graph.set("ADTTreeSettings", method="adt-tree")
 
 
 @pytest.mark.smoke
 def test_updates_and_history_contain_the_complete_trace(comfy, traced):
-    """Check the update messages and the history.
-
-    Updates must contain the new rounds in order, and there must be at most ten updates per second. The history must
-    contain all rounds and an image.
-    """
+    """Updates contain new rounds in order, ten per second at most; the history has all rounds and an image."""
     traced.set("ADTTreeSampler", seed=601)
     outputs, messages = comfy.watch(traced.prompt, extra_pnginfo={"workflow": {"id": "a workflow"}})
     updates = [message for message in messages if message.type == EVENT]
@@ -88,7 +80,6 @@ def test_without_a_client_no_updates_are_sent_and_no_image_is_kept(comfy, graph)
 
 
 def saved_with(comfy, graph, **extra) -> dict:
-    """Run the graph in the same way as the page. Return the maps in the saved image; keys are node ids."""
     workflow = {"id": "a workflow", "nodes": [], **extra}
     outputs, _ = comfy.watch(graph.prompt, extra_pnginfo={"workflow": workflow})
     return maps_in_png(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
@@ -98,11 +89,7 @@ def saved_with(comfy, graph, **extra) -> dict:
     "seed, stale", [(611, {"6": {"parts": ["of another image"]}, "99": {"parts": []}}), (621, None)]
 )
 def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
-    """Check the map in a saved image.
-
-    The map must be small. It must contain a thumbnail, but no reference to files of this server. It must replace all
-    maps that the queued workflow contained.
-    """
+    """The map is small, has a thumbnail and no files of this server, and replaces maps of the queued workflow."""
     sampler = traced.set("ADTTreeSampler", seed=seed).id("ADTTreeSampler")
     maps = saved_with(comfy, traced, extra={"adt_tree_maps": stale})
     assert list(maps) == [sampler]
@@ -113,10 +100,7 @@ def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
 
 
 def test_image_of_a_cached_result_contains_the_map_of_that_result(comfy, traced):
-    """In the second run, the sampler's result is cached. The saved image must still contain its map.
-
-    After a change of the prompt, the saved image must contain the map of the new run.
-    """
+    """In the second run, the sampler's result is cached. A changed prompt gives the map of a new run."""
     traced.set("ADTTreeSampler", seed=612)
     first = saved_with(comfy, traced)
     sampler = traced.id("ADTTreeSampler")

@@ -19,7 +19,6 @@ SETTLED = 4
 
 
 def memory(comfy) -> dict:
-    """Return the report of the probe in ``probe_nodes``."""
     return comfy.get("/probe/memory")
 
 
@@ -46,7 +45,6 @@ def watched(graph):
 
 @pytest.fixture
 def watched_batch(watched):
-    """Return the watched workflow with a batch of one image."""
     links = {"model": watched.link("ADTTreeModelLoader"), "drafter": watched.link("ADTTreeDrafterLoader")}
     batch, _ = watched.add("ADTTreeBatchSampler", **links, prompts="a red car", seed=0)
     sheet = watched.add("ADTTreeBatchReport", results=[batch, 2], filename="memory")
@@ -56,10 +54,7 @@ def watched_batch(watched):
 
 @pytest.fixture
 def short(graph):
-    """Return a workflow that generates only the last row of an image, with Jacobi drafts.
-
-    The workflow is fast, but allocates the same caches as for a complete image.
-    """
+    """Return a fast workflow: it generates the last row of an image, with all caches of a complete image."""
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")

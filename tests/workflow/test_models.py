@@ -198,7 +198,6 @@ def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template)
 
 
 def moves(server) -> dict:
-    """Return how often weights have been loaded and unloaded."""
     return server.get("/moving/moves")
 
 
@@ -227,11 +226,7 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
-    """Unload all models between runs. The results of nodes before the last sampler are cached.
-
-    These nodes don't run again, so the sampler must load all weights. One workflow uses the bundled models, the others
-    use small models.
-    """
+    """Nodes before the last sampler are cached and don't run again, so the sampler must load all weights."""
     graph = stocked_template(name)
     if name != START:
         with_small_models(graph)

@@ -17,7 +17,6 @@ LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """Write two large models and return their folders."""
     from tests.tiny import write_tiny_checkpoint
 
     folder = tmp_path_factory.mktemp("large")
@@ -38,7 +37,6 @@ def large(comfy, checkpoints):
 
 @pytest.fixture
 def plain(graph):
-    """Return the text-to-image workflow without drafts."""
     return graph.set("ADTTreeSettings", method="no-drafting").drop("ADTTreeSampler", "drafter")
 
 
@@ -68,7 +66,6 @@ def test_two_models_in_one_graph_both_draw(comfy, plain, large):
 
 
 def second_branch(graph: Graph, model: str, seed: int) -> str:
-    """Add another model and its own sampler, and return the id of the node that saves the image."""
     loader, _ = graph.add("ADTTreeModelLoader", model=model)
     prompt = graph.add("CLIPTextEncode", clip=[loader, 1], text=graph.inputs("CLIPTextEncode")["text"])
     values = {**graph.inputs("ADTTreeSampler"), "model": [loader, 0], "positive": prompt, "seed": seed}
@@ -91,10 +88,7 @@ def test_running_out_of_memory_while_sampling(comfy, plain):
 
 @pytest.mark.small_models
 def test_pooled_caches_are_freed_with_the_weights(comfy, plain):
-    """Between runs, pooled caches stay allocated and count as available memory.
-
-    They must be freed first if the user clicks Unload Models or if another model needs memory.
-    """
+    """They count as available memory, so Unload Models and other models must free them first."""
     keep = {"model": plain.link("ADTTreeModelLoader"), "squeeze": 0}
     comfy.get("/probe/kept")
     comfy.run(plain.set("ADTTreeSampler", seed=1).prompt)

@@ -92,10 +92,7 @@ def test_same_seed_gives_the_same_image_after_unloading(comfy, graph):
 
 
 def test_progress_and_previews_are_sent(comfy, graph):
-    """The progress bar must count all tokens, and previews must show the image.
-
-    The map shows the figures of the run, so the node must not show them, too.
-    """
+    """The progress bar counts all tokens. The map shows the figures of the run, so the node must not."""
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="no-drafting")
     _, messages = comfy.watch(graph.prompt)
     sampler = graph.id("ADTTreeSampler")

@@ -12,7 +12,7 @@ from test_cancel import interrupt_and_time
 
 @pytest.mark.small_models
 def test_trained_drafter_is_listed_and_used(stocked, graph):
-    """Before the training, another run loads the weights in inference mode. The training must work nevertheless."""
+    """Before the training, another run loads the weights in inference mode."""
     comfy = stocked
     node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}

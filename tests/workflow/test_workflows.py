@@ -130,7 +130,6 @@ def test_batch_template_has_example_prompts():
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
 def test_converter_rejects_damaged_workflows(object_info, damage):
-    """The converter must raise an error for a damaged workflow."""
     workflow = read(FIRST)
     sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
     if damage == "shifted":
@@ -153,10 +152,7 @@ def test_note_names_the_required_model(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
 def test_note_explains_the_download(name):
-    """The note must explain a download with the nodes, not with a command.
-
-    Tests in ``inside/`` and tests/browser check the Model Loader's message about the download.
-    """
+    """With the nodes, not with a command. Tests in ``inside/`` and tests/browser check the loader's message."""
     row = find_published(TO_INSTALL[name][2])
     (note,) = [n for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     for text, how in (
@@ -257,11 +253,7 @@ def test_nodes_do_not_overlap(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notes_are_legible_on_a_small_screen(name):
-    """After ComfyUI opens a template, letters of its notes must have at least 10 pixels and enough contrast.
-
-    ComfyUI zooms so that all nodes fit into three quarters of the window. Paragraphs of a note are therefore written as
-    headings, which are larger. Letters are light on a dark background.
-    """
+    """ComfyUI zooms so that all nodes fit into three quarters of the window; headings are larger than other text."""
     workflow = read(name)
     lefts, tops, rights, bottoms, _ = zip(*boxes_of(workflow))
     width = max(rights) - min(lefts)
@@ -369,7 +361,6 @@ def test_map_and_statistics(comfy, template):
 
 
 def test_benchmark_and_diagnostics(comfy, template):
-    """Both nodes measure all methods with the bundled model and show their tables."""
     graph = template("ADT-Tree benchmark and diagnostics of this machine").set("ADTTreeBenchmark", count=1)
     texts = [text for output in comfy.run(graph.prompt).values() for text in output.get("text", ())]
     table = next(text for text in texts if "| method |" in text)

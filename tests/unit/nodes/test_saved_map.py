@@ -142,7 +142,6 @@ def test_shared_digests_are_those_of_single_calls(many):
 
 
 def hidden_of(request, number):
-    """Return the hidden inputs of a node of a request."""
     return SimpleNamespace(unique_id=number, prompt=request["prompt"], extra_pnginfo={"workflow": {}})
 
 

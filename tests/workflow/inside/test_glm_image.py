@@ -28,7 +28,6 @@ def folder(pack):
 
 @pytest.fixture(scope="module")
 def first(pack, folder):
-    """Return the loaded first stage, and its CLIP."""
     return pack.run("ADTTreeModelLoader", model="GLM-Image")[:2]
 
 
@@ -41,7 +40,6 @@ def stage(pack, folder, request):
 
 @pytest.fixture(scope="module")
 def tokens(first):
-    """Return the LATENT of a batch, and its codes."""
     codes = torch.randint(CODES, (2, 3, 2), generator=torch.Generator().manual_seed(0))
     return {"samples": first[0].target.codec.lookup(codes).float()}, codes
 
@@ -53,13 +51,11 @@ def text(pack, first):
 
 @pytest.fixture
 def decode(pack, first, tokens, text):
-    """Return a function that runs the Decode node. It returns the IMAGE."""
     usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
     return lambda decoder, **inputs: pack.run("ADTTreeGLMImageDecode", decoder=decoder, **usual | inputs)[0]
 
 
 def pipeline_images(pipeline, codes, **more):
-    """Return the images of diffusers' pipeline for these codes."""
     rows, columns = codes.shape
     made = pipeline(
         PROMPT,
@@ -76,7 +72,6 @@ def pipeline_images(pipeline, codes, **more):
 
 
 def picture(image):
-    """Convert an image [H, W, 3] from 0 to 1 into a Pillow image with 8 bits per channel."""
     return Image.fromarray((image * 255).round().byte().numpy())
 
 
@@ -116,10 +111,7 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
 
 
 def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
-    """Separate files use the published configurations.
-
-    In this test, the small pipeline's configurations replace them.
-    """
+    """Separate files use the published configurations, which those of the small pipeline replace here."""
     package, _ = pack.nodes["ADTTreeGLMImageDecode"].__module__.rsplit(".nodes.", 1)
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}

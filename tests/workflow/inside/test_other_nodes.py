@@ -14,10 +14,7 @@ from tests.raising import check_error
 
 @pytest.fixture(scope="module")
 def compare(small):
-    """Return a function that runs Compare.
-
-    It returns A, B and their difference as uint8 images, and the report.
-    """
+    """Return a function that runs Compare. It returns A, B and their difference as uint8 images, and the report."""
 
     def run(**inputs) -> tuple[list[np.ndarray], str]:
         *images, report = small.run("ADTTreeCompare", positive=small.text(small.PROMPT), **small.NUMBERS, **inputs)
@@ -73,10 +70,7 @@ def test_map_as_video(pack, small):
 
 @pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
 def test_map_as_image_and_mask(pack, small, show):
-    """The mask must have the scaled value of each token.
-
-    Each value must have one colour. Opacity must blend map and image.
-    """
+    """The mask has the scaled value of each token. A value has one colour. Opacity blends map and image."""
     latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
     (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
     maps, masks = pack.run("ADTTreeMapToImage", trace=trace, show=show, opacity=0.6)
@@ -115,10 +109,7 @@ def listed(pack):
 
 
 def test_prompt_lists(pack, listed):
-    """Select parts of a list, filter it and shuffle it.
-
-    A file in the input folder must be listed. After the file has changed, it must be read again.
-    """
+    """Parts, filter and shuffling. A file in the input folder is listed, and read again after a change."""
     captions = listed(count=0)
     assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
     _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
@@ -180,10 +171,7 @@ NOTHING = "This small model draws houses, boats, balloons, mugs and the like"
 
 
 def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
-    """For a model with a word list, every node that generates images must log unknown words.
-
-    This includes images from an earlier run.
-    """
+    """Every node that generates images with a model that has a word list logs them, also for earlier images."""
 
     def logged(kind: str, **inputs) -> list[str]:
         caplog.clear()
@@ -260,16 +248,12 @@ def test_noise_of_equal_prompts(pack, small):
 
 
 def last_message(caplog) -> str:
-    """Return the last line of text under a node. The node logs the same text."""
     return caplog.messages[-1].removeprefix("ADT-Tree: ")
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
 def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
-    """Prompt and negative prompt may both be too long.
-
-    The image must equal the image of the truncated text. The node must show the length of this text.
-    """
+    """The image must equal that of the truncated texts, and the node must show their length."""
     long = "a red house behind a blue lake, " * 60
     inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
     image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
@@ -326,10 +310,7 @@ def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind
 
 
 def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
-    """The preset selects the model's settings, including its suffix.
-
-    Prompts from versions without a preset must keep their numbers.
-    """
+    """The preset also has a suffix. Prompts from versions without a preset must keep their numbers."""
     own = small.model.target.published_sampling._replace(
         guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors"
     )

@@ -40,7 +40,6 @@ def clock(pack, monkeypatch):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Previews that nodes send, in ComfyUI's form."""
     import comfy.utils
 
     previews = []
@@ -55,7 +54,6 @@ def sent(monkeypatch):
 
 
 def rows_of(tile) -> int:
-    """Return the number of rows of tokens that are not blank."""
     is_blank = (np.asarray(tile).reshape(ROWS, -1, tile.width, 3) == BLANK).all((1, 2, 3))
     return int((~is_blank).sum())
 

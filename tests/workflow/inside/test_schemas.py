@@ -26,7 +26,6 @@ LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
 
 @pytest.fixture
 def inputs(pack):
-    """Return a dict: node -> input -> (type, options)."""
     return {name: info_inputs(pack.nodes[name], "required", "optional") for name in NODES}
 
 
@@ -70,11 +69,7 @@ def test_defaults_of_seeds_and_lists(inputs):
 
 
 def test_inputs_with_a_default_are_optional(pack):
-    """API prompts may omit inputs with a default.
-
-    The page creates the widgets of required inputs first. If some inputs with a default were required, saved widget
-    values would be in another order.
-    """
+    """API prompts may omit them. The page creates required widgets first, so saved values would change places."""
     for name in NODES:
         needed = info_inputs(pack.nodes[name], "required")
         assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
@@ -156,7 +151,6 @@ def test_translated_pages_contain_the_tooltips(pack, inputs, language):
 
 
 def test_tooltips_are_short(pack, inputs):
-    """Only two lists of methods may be longer."""
     lists = {("ADTTreeBenchmark", "methods"), ("ADTTreeSettings", "method")}
     tips = {(name, label): options["tooltip"] for name in NODES for label, (_, options) in inputs[name].items()}
     assert {where for where, tip in tips.items() if len(tip) > 250} == lists

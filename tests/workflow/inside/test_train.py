@@ -39,10 +39,7 @@ def weights(pack, name: str) -> bytes:
 
 
 def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
-    """The training must also work after a sampler has run, which leaves tensors that were made in inference mode.
-
-    The training must not change the global random state.
-    """
+    """A sampler has left tensors of inference mode before. The global random state must not change."""
     before = small.vectors()
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with caplog.at_level("INFO"):
@@ -62,10 +59,7 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
 
 
 def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
-    """Cancel while images are generated, and between checkpoints. The log must state how much is kept.
-
-    The weights must equal the weights of an uninterrupted training.
-    """
+    """The weights must equal those of an uninterrupted training. The log must state how much is kept."""
     module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
     monkeypatch.setattr(module, "MEASURED", 2)
     train("complete")

@@ -93,8 +93,6 @@ class Pressure:
 
 
 class ReadTrace:
-    """Node that outputs a trace as JSON."""
-
     CATEGORY = "probe"
     FUNCTION = "read"
     RETURN_TYPES = ()
@@ -197,7 +195,6 @@ async def memory(request):
 
 @PromptServer.instance.routes.get("/probe/bytes")
 async def resident(request):
-    """Report the resident memory of the server in bytes."""
     gc.collect()
     return web.json_response({"bytes": psutil.Process().memory_info().rss})
 

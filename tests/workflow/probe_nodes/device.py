@@ -49,7 +49,6 @@ asked: list[int] = []
 
 
 def load_models_gpu(models, memory_required=0, **options):
-    """Record how much memory nodes request, then call ComfyUI's function."""
     asked.append(memory_required)
     return own_load(models, memory_required=memory_required, **options)
 
