@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -32,8 +33,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock  # installed as a requirement of torch and transformers
 from messages import Listener, Message
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
@@ -385,3 +388,12 @@ class Comfy:
         """Return the content of each file that is listed in a prompt's outputs."""
         found = [file for output in outputs.values() for file in output.get(key, ())]
         return [self.get("/view", filename=f["filename"], subfolder=f["subfolder"], type=f["type"]) for f in found]
+
+    def images(self, outputs: dict, *nodes: str) -> list[np.ndarray]:
+        """Return the images [H, W, 3] that the given nodes, or without nodes all nodes, have saved."""
+        files = self.files({node: outputs[node] for node in nodes or outputs})
+        return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
+
+    def draw(self, prompt: dict, *nodes: str) -> list[np.ndarray]:
+        """Run a prompt, and return its images as :meth:`images` does."""
+        return self.images(self.run(prompt), *nodes)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from adt_tree_pack.nodes.contact_sheet import COLUMNS
 from comfy_server import ROOT, Failed
-from images import images
 from messages import PREVIEWS, TEXT, Message, lines_under
 from PIL import Image
 from small import SMALL, TINY, with_small_models
@@ -103,9 +102,9 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
     ] == COUNT
     with Image.open(folder / "report.png") as one:
         assert json.loads(one.info["prompt"])[sampler]["inputs"]["batch_size"] == 5, "the sheet contains its graph"
-    check_sheet(*images(comfy, outputs, batch.id("ADTTreeBatchReport"), batch.id("PreviewImage")))
+    check_sheet(*comfy.images(outputs, batch.id("ADTTreeBatchReport"), batch.id("PreviewImage")))
     # The first image was made before the cancellation, the last one after it.
-    check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
+    check_first_and_last(comfy, graph, list(captions.values()), seed, comfy.images(outputs, saved))
 
 
 def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
@@ -159,7 +158,7 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
     looped = graph.id("SaveImage")
-    alone = np.asarray(images(comfy, outputs, looped), dtype=int)
+    alone = np.asarray(comfy.images(outputs, looped), dtype=int)
     assert {*np.unique([together[0], together[-1]] - alone)} <= {0, 1}, "Save Image rounds down"
     assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], (
         "files are named by the line number and the prompt"

@@ -9,7 +9,6 @@ import numpy as np
 import psutil
 import pytest
 from comfy_server import NEWEST, PACKS, Comfy, Failed
-from images import images
 from reference import draw_graph
 from small import SMALL
 
@@ -103,7 +102,7 @@ def test_64_clients(comfy, graph):
         for seed, (browser, prompt_id) in enumerate(zip(browsers, queued, strict=True)):
             if prompt_id in given_up:
                 continue
-            (image,) = images(comfy, comfy.wait(prompt_id))
+            (image,) = comfy.images(comfy.wait(prompt_id))
             np.testing.assert_array_equal(image, expected[seed])
             browser.wait_for(lambda message: message.type == "execution_success")
     for prompt_id, browser in zip(queued, browsers, strict=True):

@@ -8,7 +8,6 @@ from statistics import median
 
 import pytest
 from convert import Graph
-from images import images
 from small import TINY
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
@@ -128,7 +127,7 @@ def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, shor
     first = None
     for run in range(1, 2 + RUNS // 2 + SETTLED):
         outputs = comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
-        (pixels,) = images(comfy, outputs)
+        (pixels,) = comfy.images(outputs)
         if run % 2:
             first = pixels if first is None else first
             assert (pixels == first).all()

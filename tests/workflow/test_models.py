@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from convert import Graph, text_to_image
-from images import images
 from messages import PREVIEWS
 from safetensors.torch import load
 from small import with_small_models
@@ -84,9 +83,9 @@ def test_models_of_the_user_are_listed_and_draw(stocked):
     assert drafters[:3] == ["auto", "bundled", "jacobi"]
     assert set(drafters[3:]) == {"mine", "small", f"LANTERN-{LUMINA}"}
     graph = text_to_image()
-    (bundled,) = images(stocked, stocked.run(graph.prompt))
+    (bundled,) = stocked.draw(graph.prompt)
     graph.set("ADTTreeModelLoader", model="deep/er/elsewhere").set("ADTTreeDrafterLoader", drafter="mine")
-    (same,) = images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="elsewhere").prompt))
+    (same,) = stocked.draw(graph.set("SaveImage", filename_prefix="elsewhere").prompt)
     np.testing.assert_array_equal(same, bundled)
     folder = stocked.base / "models" / "ar_image"
     shutil.copytree(folder / "someone" / "copy", folder / "new")
@@ -101,11 +100,11 @@ def test_template_runs_after_its_model_is_installed(stocked, stocked_template, n
     width, height = DRAWN[name]
     graph.set("ADTTreeModelLoader", model=TO_INSTALL[name][2])
     outputs = stocked.run(graph.prompt)
-    (image,) = images(stocked, outputs)
+    (image,) = stocked.images(outputs)
     assert image.shape[:2] == (height, width)
     assert all(b"adt_tree" not in file for file in stocked.files(outputs)), "no metadata was wanted, nor a map"
     graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"{name}-plain")
-    (plain,) = images(stocked, stocked.run(graph.prompt))
+    (plain,) = stocked.draw(graph.prompt)
     np.testing.assert_array_equal(image, plain)
 
 
@@ -114,7 +113,7 @@ def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
     graph = stocked_template(GLM[0])
     graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
     outputs = stocked.run(graph.prompt)
-    (image,) = images(stocked, outputs)
+    (image,) = stocked.images(outputs)
     (latent,) = stocked.files(outputs, "latents")
     folder = stocked.base / "models" / "ar_image" / "GLM-Image"
     (codes,) = load_target(folder).codec.nearest(load(latent)["latent_tensor"])
@@ -139,7 +138,7 @@ def test_glm_image_second_stage_shows_previews_and_stops_within_a_step(stocked, 
         begun = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == own)
         browser.wait_for(lambda m: m.type in PREVIEWS and m.at > begun.at)
         assert interrupt_and_time(stocked, browser, prompt_id) < LIMIT
-    assert images(stocked, stocked.run(graph.set("ADTTreeGLMImageDecode", steps=2).prompt))
+    assert stocked.draw(graph.set("ADTTreeGLMImageDecode", steps=2).prompt)
 
 
 def test_glm_image_from_text_from_a_picture_and_continued(stocked):
@@ -157,9 +156,9 @@ def test_glm_image_from_text_from_a_picture_and_continued(stocked):
             graph.set("ADTTreeSampler", positive=graph.add("ReferenceLatent", conditioning=prompt, latent=latent))
         if name == "continued":
             graph.set("ADTTreeSampler", latent_image=latent)
-        (drawn,) = images(stocked, stocked.run(graph.prompt))
+        (drawn,) = stocked.draw(graph.prompt)
         graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"glm-{name}-plain")
-        (plain,) = images(stocked, stocked.run(graph.prompt))
+        (plain,) = stocked.draw(graph.prompt)
         np.testing.assert_array_equal(drawn, plain)
         assert drawn.shape[:2] == (64, 96)
         seen[name] = drawn
@@ -191,10 +190,10 @@ def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template)
         "the loader does not reuse the drafter that it had loaded"
     )
     graph.set("ADTTreeSampler", seed=4)
-    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
+    assert stocked.draw(graph.set("SaveImage", filename_prefix="damaged").prompt)
     assert message in stocked.log.read_text(encoding="utf-8")
     shutil.rmtree(drafter)
-    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="jacobi").prompt))
+    assert stocked.draw(graph.set("SaveImage", filename_prefix="jacobi").prompt)
 
 
 def moves(server) -> dict:
@@ -221,7 +220,7 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     before = moves(server)["loaded"]
     outputs = server.run(graph.prompt, preview_method="auto")
     assert moves(server)["loaded"] > before
-    return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
+    return {f"{key} {i}": image for key in outputs for i, image in enumerate(server.images({key: outputs[key]}))}
 
 
 @pytest.mark.parametrize("name", sorted(FIRST))

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import Graph
-from images import images
 from test_errors import failed
 
 LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
@@ -56,11 +55,11 @@ def test_switching_models_needs_memory_for_one(comfy, plain, large, checkpoints)
 
 
 def test_two_models_in_one_graph_both_draw(comfy, plain, large):
-    single = [images(comfy, comfy.run(plain.set("ADTTreeModelLoader", model=name).prompt))[0] for name in large]
+    single = [comfy.draw(plain.set("ADTTreeModelLoader", model=name).prompt)[0] for name in large]
     both = Graph({key: {**node, "inputs": dict(node["inputs"])} for key, node in plain.prompt.items()})
     both.set("ADTTreeSampler", seed=both.inputs("ADTTreeSampler")["seed"] + 1)
     first = second_branch(both, large[0], plain.inputs("ADTTreeSampler")["seed"])
-    same, other = images(comfy, comfy.run(both.prompt), first, both.id("SaveImage"))
+    same, other = comfy.draw(both.prompt, first, both.id("SaveImage"))
     np.testing.assert_array_equal(same, single[0])
     assert (other != single[1]).any()
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from comfy_server import ROOT
 from convert import Graph, to_prompt
-from images import images
 from PIL import Image
 from small import QUICK, SMALL, UPSCALER
 
@@ -294,7 +293,7 @@ def test_compare_with_plain(comfy, template):
     graph = template("ADT-Tree compared with no drafting")
     shown = [graph.id("PreviewImage"), *show(graph, "ADTTreeCompare", 1, 2)]
     outputs = comfy.run(graph.prompt)
-    a, b, difference = images(comfy, outputs, *shown)
+    a, b, difference = comfy.images(outputs, *shown)
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
@@ -305,7 +304,7 @@ def test_lantern(comfy, template):
     graph = template("ADT-Tree relaxed acceptance (LANTERN)")
     shown = [graph.id("PreviewImage"), *show(graph, "ADTTreeCompare", 1, 2)]
     outputs = comfy.run(graph.prompt)
-    relaxed, exact, changed = images(comfy, outputs, *shown)
+    relaxed, exact, changed = comfy.images(outputs, *shown)
     np.testing.assert_allclose(np.abs(relaxed.astype(int) - exact), changed, atol=1)
     (report,) = outputs[graph.id("PreviewAny")]["text"]
     assert "replaced by LANTERN" in report
@@ -323,7 +322,7 @@ def test_lantern(comfy, template):
     ],
 )
 def test_image_is_enlarged(comfy, template, name, side):
-    (image,) = images(comfy, comfy.run(template(name).prompt))
+    (image,) = comfy.draw(template(name).prompt)
     assert image.shape == (side, side, 3) and image.std() > 20
 
 
@@ -347,14 +346,14 @@ def test_caption_files(comfy, template, name, scale):
         captions = [one["caption"] for one in listed if str(one["image_id"]) == row["id"]]
         assert row["prompt"] == max(captions, key=len) and len(captions) > 1
     if "SaveImage" in {node["class_type"] for node in graph.prompt.values()}:
-        saved = images(comfy, outputs, graph.id("SaveImage"))
+        saved = comfy.images(outputs, graph.id("SaveImage"))
         assert [image.shape for image in saved] == [(scale * 128, scale * 128, 3)] * 2
 
 
 def test_map_and_statistics(comfy, template):
     graph = template("ADT-Tree map and statistics of a run")
     outputs = comfy.run(graph.prompt)
-    (image,) = images(comfy, outputs, graph.id("SaveImage"))
+    (image,) = comfy.images(outputs, graph.id("SaveImage"))
     assert image.std() > 20
     (text,) = outputs[graph.id("PreviewAny")]["text"]
     assert "ertainty" in text
@@ -382,9 +381,7 @@ def test_continue_image(comfy, template):
     graph = template("ADT-Tree continue a picture")
     decode = graph.add("VAEDecode", samples=graph.link("ADTTreeSampler"), vae=graph.link("ADTTreeModelLoader", 2))
     first = graph.add("PreviewImage", images=decode)[0]
-    start, *continued = (
-        one.astype(float) for one in images(comfy, comfy.run(graph.prompt), first, graph.id("SaveImage"))
-    )
+    start, *continued = (one.astype(float) for one in comfy.draw(graph.prompt, first, graph.id("SaveImage")))
     assert len(continued) == 4
     for image in continued:
         assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, except for rounding to tokens"
