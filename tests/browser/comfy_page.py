@@ -192,6 +192,10 @@ class ComfyPage:
         """Press the Run button."""
         self.page.evaluate("app.queuePrompt(0)")
 
+    def node(self, kind: str) -> int:
+        """Return the id of the first node of a type."""
+        return self.page.evaluate("(kind) => app.graph.nodes.find(({ type }) => type === kind).id", kind)
+
     def map(self, node: int | str, expression: str, argument=None):
         """Evaluate a JavaScript expression about the map of a node.
 

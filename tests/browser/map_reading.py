@@ -113,6 +113,15 @@ def done(tab, workflow) -> int:
     return workflow.sampler
 
 
+def compared(tab, template: str = "ADT-Tree compared with no drafting") -> int:
+    """Open a template with a Compare node and run it with a new seed. Return the id of the node."""
+    tab.open_template(template)
+    node = tab.node("ADTTreeCompare")
+    new_seed(tab, node)
+    tab.run()
+    return node
+
+
 def run_again(tab, node, change: str) -> str:
     """Change a widget of a node, run, and wait for the new map. Return the id of the new run."""
     before = tab.map(node, "run?.id")

@@ -14,7 +14,7 @@ FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 
 def test_first_template_runs_and_shows_its_map(tab):
     tab.open_template("ADT-Tree text to image (start here)")
-    sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
+    sampler = tab.node("ADTTreeSampler")
     new_seed(tab, sampler)
     give(tab, sampler, "drafting", "ADT-Tree")  # with Auto, a busy machine may not draft
     tab.run()
@@ -271,11 +271,8 @@ def test_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
 
 @pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
-    sampler = workflow.method("no-drafting").sampler
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(sampler)  # a new server and a new page are slow
-    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 8")
+    sampler = done(tab, workflow.method("no-drafting"))  # a new server and a new page are slow
+    give(tab, sampler, "batch_size", 8)
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && run.done > 50")
     seconds = tab.page.evaluate(
@@ -298,7 +295,7 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     for cell, colour in enumerate(painted(tab, sampler)):
         if moments[cell] is None:
             assert same_colours([colour], [dark]), "the colour is not in the legend"
-    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 1")
+    give(tab, sampler, "batch_size", 1)
     tab.run()
     tab.finished(sampler)
     assert tab.map(sampler, "run.done") == 144

@@ -204,7 +204,7 @@ def test_headline_says_how_much_faster_and_a_button_compares(tab, workflow):
     assert re.search(r"Tokens per pass[\d.]+Tokens per second[\d.]+", tab.map(sampler, "panel.table.textContent"))
     seed = tab.map(sampler, "run.seed")
     tab.widget(sampler).get_by_role("button", name="Measure", exact=True).click()
-    compare = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    compare = tab.node("ADTTreeCompare")
     tab.finished(compare)
     assert tab.map(compare, "run.seed") == seed
     assert re.search(r"times as fast|× as fast as B", tab.map(compare, "panel.line.textContent"))

@@ -9,6 +9,7 @@ import re
 
 import pytest
 from comfy_server import ROOT
+from test_workflows import TO_INSTALL
 
 RUNNABLE = [
     "ADT-Tree text to image (start here)",
@@ -20,18 +21,7 @@ RUNNABLE = [
 INPAINT = "ADT-Tree inpaint with MaskEditor"
 """Template that generates nothing until the user paints a mask; test_masks.py does."""
 
-MISSING = [
-    "ADT-Tree Anole 7B text to image",
-    "ADT-Tree Lumina-mGPT text to image",
-    "ADT-Tree Lumina-mGPT 2.0 text to image",
-    "ADT-Tree LlamaGen text to image",
-    "ADT-Tree Janus-Pro text to image",
-    "ADT-Tree Emu3 text to image",
-    "ADT-Tree Liquid text to image",
-    "ADT-Tree GLM-Image text to image",
-    "ADT-Tree GLM-Image edit a picture",
-    "ADT-Tree same as upstream (Janus-Pro)",
-]
+MISSING = [name for name, (node, *_) in TO_INSTALL.items() if node == "ADTTreeModelLoader"]
 """Templates whose models aren't installed."""
 
 SEEDS = itertools.count(50)
@@ -47,16 +37,20 @@ RUN = """async () => {
     b_preview_with_metadata: () => { frames.previews += 1; },
   };
   for (const [event, listener] of Object.entries(hear)) app.api.addEventListener(event, listener);
-  const end = await new Promise((resolve) => {
-    for (const event of ['execution_success', 'execution_error', 'execution_interrupted']) {
-      const stop = ({ detail }) => resolve([event, detail.exception_message ?? null]);
-      app.api.addEventListener(event, stop, { once: true });
-    }
-    app.queuePrompt(0);
+  const ended = new Promise((resolve) => {
+    const begin = () => {
+      for (const event of ['execution_success', 'execution_error', 'execution_interrupted']) {
+        const stop = ({ detail }) => resolve([event, detail.exception_message ?? null]);
+        app.api.addEventListener(event, stop, { once: true });
+      }
+    };
+    app.api.addEventListener('execution_start', begin, { once: true }); // an earlier run may not have ended yet
   });
+  const end = (await app.queuePrompt(0)) && (await ended);
   for (const [event, listener] of Object.entries(hear)) app.api.removeEventListener(event, listener);
   return { end, shown: Object.fromEntries(shown), ...frames };
 }"""
+"""Runs the workflow. `end` is the event that ended the run and its message, or false if the server has rejected it."""
 
 
 CROWDED = """() => {
