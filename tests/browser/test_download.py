@@ -34,11 +34,9 @@ def hub(tmp_path_factory):
 def comfy(browser, frontend, hub, tmp_path_factory, meter):
     served = ("--front-end-root", str(page(frontend))) if frontend else ()
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
-    with meter.uncounted():
-        server = Comfy(NEWEST, tmp_path_factory.mktemp("empty"), PACKS, served, variables).__enter__()
-    server.post("/settings/Comfy.TutorialCompleted", True)
-    yield server
-    server.__exit__()
+    for server in Comfy.started(meter, NEWEST, tmp_path_factory.mktemp("empty"), PACKS, served, variables):
+        server.post("/settings/Comfy.TutorialCompleted", True)
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -155,17 +153,6 @@ def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
 def close_error(tab) -> None:
     tab.page.keyboard.press("Escape")
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
-
-
-def test_error_without_download_explains_the_option(tab, hub):
-    tab.open()
-    tab.open_template(TEMPLATES[JANUS])
-    run(tab)
-    message = finished(tab)
-    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again" in message
-    assert tab.page.evaluate(LINE) == f"{JANUS} is not installed; set if_missing to 'download' and run again"
-    assert hub.requests == []
-    close_error(tab)
 
 
 @pytest.mark.every_frontend("in both modes")

@@ -29,7 +29,7 @@ import urllib.parse
 import urllib.request
 import uuid
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -286,6 +286,14 @@ class Comfy:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    @classmethod
+    def started(cls, meter, *args) -> Iterator[Comfy]:
+        """Start a server, whose processor time is not counted, and stop it at the end of a fixture."""
+        with meter.uncounted():
+            server = cls(*args).__enter__()
+        yield server
+        server.__exit__()
 
     def get(self, path: str, **query):
         """Send a GET request. Return the decoded answer if it is JSON, else its bytes."""

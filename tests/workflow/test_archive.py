@@ -12,10 +12,7 @@ from tests import archive
 def installed(release, tmp_path_factory, meter):
     base = tmp_path_factory.mktemp(f"archive-{release.version}")
     pack = archive.build(base / "downloads" / "ADT-Tree")
-    with meter.uncounted():
-        server = Comfy(release, base, {"ADT-Tree": pack}).__enter__()
-    yield server
-    server.__exit__()
+    yield from Comfy.started(meter, release, base, {"ADT-Tree": pack})
 
 
 @pytest.mark.smoke

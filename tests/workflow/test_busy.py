@@ -153,10 +153,7 @@ def hub(tmp_path_factory):
 def empty(hub, tmp_path_factory, meter):
     """Running server that has only the bundled model, and downloads from the local Hub server."""
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
-    with meter.uncounted():
-        server = Comfy(NEWEST, tmp_path_factory.mktemp("empty"), PACKS, (), variables).__enter__()
-    yield server
-    server.__exit__()
+    yield from Comfy.started(meter, NEWEST, tmp_path_factory.mktemp("empty"), PACKS, (), variables)
 
 
 @pytest.mark.smoke

@@ -76,7 +76,7 @@ def second_branch(graph: Graph, model: str, seed: int) -> str:
 def test_running_out_of_memory_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
-        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").text
+        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").message
     finally:
         comfy.get("/probe/exhaust", on=0)
     assert message.startswith("bundled needs 0.1 GiB with its working memory, and cpu ran out of its ")

@@ -75,14 +75,22 @@ def test_inputs_with_a_default_are_optional(pack):
         assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
 
 
+@pytest.fixture(params=LOCALES)
+def language(request):
+    return request.param
+
+
+@pytest.fixture
+def translated(language):
+    return json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+
+
 METRICS = {"clip", "hps", "aesthetic", "inception", "real_images"}
 FILES = {"model", "drafter", "file", "transformer", "text_encoder", "vae", *METRICS}
 """Inputs that list files, whose names are not translated."""
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_all_texts_are_translated(pack, inputs, language):
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+def test_all_texts_are_translated(pack, inputs, translated):
     assert set(translated) == NODES
     for name, words in translated.items():
         node = pack.ours[name]
@@ -101,10 +109,8 @@ def test_all_texts_are_translated(pack, inputs, language):
 NAMES = {"float32", "float64", "bfloat16", "float16"}  # choices that are names in every language
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_choices_are_translated(inputs, language):
+def test_choices_are_translated(inputs, translated):
     """A choice with an English word must have a label in the language of the user."""
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     missing = {}
     for name, words in translated.items():
         for label, entry in words["inputs"].items():
@@ -139,9 +145,7 @@ def test_help_pages_end_with_the_tables_of_the_schemas(pack):
         assert page.startswith(f"# {node['display_name']}\n")
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_translated_pages_contain_the_tooltips(pack, inputs, language):
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+def test_translated_pages_contain_the_tooltips(pack, inputs, translated, language):
     for name, words in translated.items():
         page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
         assert page.startswith(f"# {words['display_name']}\n")
