@@ -277,9 +277,7 @@ def _without_tokens(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[int, Mapping[str, Any]], str]:
-    """Generate and save the images that are not in the folder yet.
-
-    The progress bar and the images on the node also include the images of earlier runs.
+    """Generate and save the images that are not in the folder yet. Progress also counts the images of earlier runs.
 
     Returns:
         Number -> record of all images, and a remark for the user or "".
@@ -315,7 +313,6 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
 
 
 def _kept(batch: Batch) -> str:
-    """Return the message for a cancelled batch."""
     count = len(existing_images(batch.store.folder).keys() & {job.number for job in batch.jobs})
     return message("batch.kept", done=count, count=len(batch.jobs), folder=_shown(batch.store.folder))
 
@@ -393,7 +390,7 @@ def _count_too_long(prompts: list, check: Callable[[str], str], model: str, hidd
     graph = hidden.prompt or {}
     link = graph.get(hidden.unique_id, {}).get("inputs", {}).get("prompts")
     source = link[0] if isinstance(link, list) else None
-    if source not in graph or graph[source].get("class_type") != ADTTreePrompts.__name__:
+    if source is None or graph.get(source, {}).get("class_type") != ADTTreePrompts.__name__:
         return
     too_long = sum(_is_too_long(prompt, check) for prompt in prompts)
     if too_long:

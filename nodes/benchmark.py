@@ -220,11 +220,7 @@ class _Session:
         return paper.compare(measure, folder)[0]
 
     def _plan(self, methods: Sequence[str], temperature: float | None = None) -> Benchmark:
-        """Return a benchmark.
-
-        Args:
-            temperature: Temperature (default: the input's).
-        """
+        """Return a benchmark. Without `temperature`, it has the temperature of the input."""
         recipe = self.run.pipeline.recipe
         if temperature is not None:
             recipe = replace(recipe, sampling=replace(recipe.sampling, temperature=temperature))

@@ -78,11 +78,7 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Return whether the new report of a list may have this name.
-
-    The result is True if no report has this name, or if `mine`, the images of the list, contains all images of the
-    existing report.
-    """
+    """Return whether no report has this name, or `mine`, the images of the list, contains all images of that report."""
     if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
         return True
     try:

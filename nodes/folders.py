@@ -98,16 +98,8 @@ def is_published(name: str) -> bool:
 
 
 def find_model(name: str) -> str:
-    """Return the path of a model.
-
-    Args:
-        name: Name in the list or in a workflow template.
-
-    Raises:
-        AdtError: If the model is not installed, with instructions.
-    """
-    path = installed(name)
-    if path is not None:
+    """Return the path of a model as `installed` does. Raise AdtError with instructions if it is not installed."""
+    if path := installed(name):
         return path
     raise missing(name, "model")
 
@@ -177,11 +169,7 @@ def new_drafter(name: str) -> Path:
 
 
 def check_name(name: str, input_id: str = "name") -> None:
-    """Check the name of a new file or folder.
-
-    Raises:
-        AdtError: If the name is not a plain file name that all operating systems accept.
-    """
+    """Raise AdtError if the name of a new file or folder is not a plain one that all operating systems accept."""
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
         raise AdtError("name.invalid", input=input_id, name=shown(name))
@@ -195,25 +183,14 @@ def drafter_for(model: str) -> str:
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
-    """Return the path of a chosen name.
-
-    Args:
-        choices: Name -> path of the available choices.
-
-    Raises:
-        AdtError: If `choices` does not have the name.
-    """
+    """Return the path of a chosen name. Raise AdtError if `choices` (name -> path) does not have the name."""
     if name not in choices:
         raise AdtError("file.gone", input=what, name=name, key=key)
     return choices[name]
 
 
 def fingerprint(path: str) -> str:
-    """Return a string that changes when the checkpoint's files change, so that a replaced checkpoint is loaded again.
-
-    Args:
-        path: Path of a checkpoint, or name of a drafter without files.
-    """
+    """Return a string that changes when the files of a checkpoint change. `path` may be a drafter without files."""
     if path == AUTO:  # the automatic choice depends on the contents of all folders
         return repr([*models(), *((name, fingerprint(path)) for name, path in drafters().items() if path != AUTO)])
     if path == BUNDLED or path in DRAFTERS:

@@ -73,12 +73,7 @@ def _is_wanted(part: DownloadPart, row: Published, path: str) -> bool:
 
 
 def fetch(parts: list[DownloadPart], node_id: str) -> None:
-    """Download parts of a published model.
-
-    Raises:
-        AdtError: If downloads are not allowed here, or the download fails.
-        InterruptProcessingException: If the user has cancelled the run.
-    """
+    """Download parts of a published model. It raises what `download_missing` raises."""
     _refuse_shared_server(parts)
     bar: list[Progress] = []
     licence = download_terms(parts)

@@ -199,11 +199,7 @@ class _NodeWatch(training.TrainingCallback):
             self.kept = message("training.kept_steps", steps=steps)
 
     def _update(self, stage: str, share: float, line: str, then: float = 0.0) -> None:
-        """Show a line with the time that is left, which follows from the speed so far.
-
-        Args:
-            then: Estimated seconds of later stages.
-        """
+        """Show a line with the time left, from the speed so far and `then`, the estimated seconds of later stages."""
         now = time.monotonic()
         passed = now - self._began.setdefault(stage, now)
         left = passed * (1 - share) / share + then if passed and share else 0.0
@@ -249,11 +245,7 @@ def _check(name: str | None = None, prompts: str = "") -> None:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder of the drafter of this name.
-
-    Raises:
-        AdtError: If the name is invalid, or is the name of a drafter without files.
-    """
+    """Return the folder of a new drafter. Raise AdtError if the name is invalid, or that of a drafter without files."""
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
         raise AdtError("name.taken", name=name)
@@ -261,12 +253,7 @@ def _folder(name: str) -> Path:
 
 
 def _texts(prompts: list) -> list[str]:
-    """Return the training prompts.
-
-    Args:
-        prompts: Values of the input `prompts`. Several values are one prompt each. A single value is the name of a
-            prompt file, or a text with one prompt per line.
-    """
+    """Return the training prompts: several values are one prompt each, a single value is a file or one per line."""
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]
