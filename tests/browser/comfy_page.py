@@ -19,14 +19,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, Ti
 
 # if there is no browser, tests fail if this environment variable is set, and are skipped otherwise
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+_FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZE = {"width": 1280, "height": 800}
 # `adtTest.map(id)` finds the map of a node by the node's execution id, in the open workflow and in its subgraphs.
 _HELPERS = """

@@ -122,7 +122,7 @@ def test_64_clients(comfy, graph):
     ids=["long", "many", "deep"],
 )
 def test_too_many_combinations_of_alternatives(comfy, text, words):
-    prompt = prompts(text)
+    prompt = {"1": prompts(text), "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}}
     before = psutil.Process(comfy.process.pid).memory_info().rss
     with answering(comfy), pytest.raises(Failed) as failed:
         comfy.run(prompt)
@@ -130,16 +130,11 @@ def test_too_many_combinations_of_alternatives(comfy, text, words):
     assert psutil.Process(comfy.process.pid).memory_info().rss < before + 200e6
 
 
-def prompts(text: str) -> dict:
-    """Return a prompt that shows all combinations of a text."""
-    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 8}
-    return {
-        "1": {
-            "class_type": "ADTTreePrompts",
-            "inputs": {**inputs, "shuffle_seed": 0, "choices": "all combinations", "choice_seed": 0},
-        },
-        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
-    }
+def prompts(text: str = "", file: str = "(the text below)") -> dict:
+    """Return a node with all combinations of a text, or with a file."""
+    inputs = {"file": file, "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 8}
+    more = {"shuffle_seed": 0, "choices": "all combinations", "choice_seed": 0}
+    return {"class_type": "ADTTreePrompts", "inputs": inputs | more}
 
 
 @pytest.fixture(scope="module")

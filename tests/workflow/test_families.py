@@ -26,11 +26,11 @@ TEMPLATES = [name for name, (_, _, model) in TO_INSTALL.items() if model in SIZE
 each_model = pytest.mark.parametrize("name", SIZES)
 
 
-def drawing(name: str) -> Graph:
-    """Return a prompt for a model, with the authors' sampling settings and Jacobi drafts."""
+def drawing(name: str, drafter: str = "jacobi") -> Graph:
+    """Return a prompt for a model, with the authors' sampling settings."""
     graph = text_to_image()
     width, height = SIZES[name]
-    graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
+    graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter=drafter)
     sized = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
     graph.set("ADTTreeSampler", model=sized, preset="model default").drop("ADTTreeSampler", "negative")
     return graph

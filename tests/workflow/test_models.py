@@ -15,6 +15,7 @@ from messages import PREVIEWS
 from safetensors.torch import load
 from small import with_small_models
 from test_cancel import LIMIT, interrupt_and_time
+from test_families import drawing
 from test_workflows import NAMES, TO_INSTALL, prompt_of
 
 from adt_core import load_target
@@ -145,10 +146,7 @@ def test_glm_image_from_text_from_a_picture_and_continued(stocked):
     """Drafts must not change an image. A source picture and a kept part of another image must change it."""
     seen = {}
     for name in ("text", "source", "continued"):
-        graph = text_to_image()
-        graph.set("ADTTreeModelLoader", model="GLM-Image").set("ADTTreeDrafterLoader", drafter="auto")
-        size = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
-        graph.set("ADTTreeSampler", model=size, preset="model default").drop("ADTTreeSampler", "negative")
+        graph = drawing("GLM-Image", drafter="auto")
         picture = graph.add("EmptyImage", width=96, height=64, batch_size=1, color=0xC04010)
         latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
         if name == "source":

@@ -57,6 +57,12 @@ def read(name: str) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def note_of(name: str) -> tuple[str, str]:
+    """Return the note of a workflow in English and in Chinese."""
+    (note,) = [node for node in read(name)["nodes"] if node["type"] == "MarkdownNote"]
+    return note["widgets_values"][0], note["zh"]["note"]
+
+
 def installed(object_info: dict, name: str) -> dict:
     """Return the node definitions that ComfyUI would have if the model of workflow ``name`` was installed."""
     if name not in TO_INSTALL:
@@ -145,7 +151,7 @@ def test_converter_rejects_damaged_workflows(object_info, damage):
 def test_note_names_the_required_model(name):
     node, _, value = TO_INSTALL[name]
     assert [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == node] == [value]
-    (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
+    note, _ = note_of(name)
     assert value in note or "models/upscale_models" in note, "the note names the folder"
 
 
@@ -153,24 +159,19 @@ def test_note_names_the_required_model(name):
 def test_note_explains_the_download(name):
     """With the nodes, not with a command. Tests in ``inside/`` and tests/browser check the loader's message."""
     row = find_published(TO_INSTALL[name][2])
-    (note,) = [n for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
-    for text, how in (
-        (note["widgets_values"][0], "set *if_missing* to *download*"),
-        (note["zh"]["note"], "设为*下载*"),
-    ):
+    for text, how in zip(note_of(name), ("set *if_missing* to *download*", "设为*下载*")):
         assert row.name in text and how in text and f"{row.size}" in text and "```" not in text
 
 
 def test_first_note_says_what_the_bundled_model_is_for():
     """The note must name a model for real pictures and every object of the bundled model's training data, in a line."""
-    (note,) = [n for n in read(FIRST)["nodes"] if n["type"] == "MarkdownNote"]
     objects = [names[0] for names in OBJECT_NAMES.values()]
     assert all(bundled_words().things.intersection(words.split()) for words in objects)
-    for text in (note["widgets_values"][0], note["zh"]["note"]):
+    for text in note_of(FIRST):
         _, purpose, list_of_objects, *_ = text.split("\n\n")
         assert find_published(re.search(r"\*([\w-]+)\*", purpose)[1]).downloads and "\n" not in purpose
         assert re.split("[:：]", list_of_objects)[1].strip().rstrip(".").split(", ") == objects
-    assert "A small demonstration model; for real pictures choose *Janus-Pro-1B*." in note["widgets_values"][0]
+    assert "A small demonstration model; for real pictures choose *Janus-Pro-1B*." in note_of(FIRST)[0]
 
 
 @pytest.mark.parametrize("language", LOCALES)
@@ -262,7 +263,7 @@ def test_notes_are_legible_on_a_small_screen(name):
     assert zoom > 0.8
     (note,) = (n for n in workflow["nodes"] if n["type"] == "MarkdownNote")
     assert (luminance(INK) + 0.05) / (luminance(note["bgcolor"]) + 0.05) >= CONTRAST
-    for text in (note["widgets_values"][0], note["zh"]["note"]):
+    for text in note_of(name):
         for block in re.sub(r"```.*?```", "", text, flags=re.S).split("\n\n"):
             level = re.match("#* ?", block.strip())[0]
             assert not block.strip() or zoom * HEADINGS[level] >= 10, block

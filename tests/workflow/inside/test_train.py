@@ -6,19 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from small import QUICK
 
 from tests.raising import raises_key
 
 pytestmark = pytest.mark.long
 PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
-QUICK = {
-    "training_images": 4,
-    "minutes": 60.0,
-    "steps": 4,
-    "validation_prompts": 2,
-    "training_batch_size": 2,
-    "generation_batch_size": 3,
-}
 
 
 @pytest.fixture
@@ -26,10 +19,10 @@ def train(pack, small):
     """Return a function that runs the node in the same way as ComfyUI: in inference mode, with lists as inputs."""
 
     def run(name: str, prompts: list = PROMPTS, **inputs) -> tuple:
-        single = {"model": small.model, "name": name, **QUICK, **inputs}
+        single = {"model": small.model, "name": name, **QUICK, "steps": 4, **inputs}
         with torch.inference_mode():
             lists = {name: [value] for name, value in single.items()}
-            return pack.run("ADTTreeTrainDrafter", prompts=prompts, **lists)
+            return pack.run("ADTTreeTrainDrafter", **lists | {"prompts": prompts})
 
     return run
 
