@@ -116,9 +116,7 @@ def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
         f"format {WORKFLOW_FORMAT + 1}, but this ADT-Tree reads format {WORKFLOW_FORMAT}; open the workflow"
     ).first.wait_for()
     kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
-    assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {
-        name: node[name] for name in ("properties", "widgets_values", "mode")
-    }
+    assert [kept[name] == node[name] for name in ("properties", "widgets_values", "mode")] == [True] * 3
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     assert "ADTTreeSampler" not in {node["class_type"] for node in prompt.values()}
 

@@ -3,9 +3,11 @@
 The small model replaces the bundled model in tests. Its images have the same size, but need only a fifth of the time.
 """
 
+import json
 from pathlib import Path
 
 import torch
+from comfy_server import ROOT
 from convert import Graph
 from PIL import Image
 from safetensors.torch import save_file
@@ -44,6 +46,16 @@ def with_small_models(graph: Graph) -> Graph:
     for node in graph.prompt.values():
         node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
     return graph
+
+
+def write_captions(base: Path, count: int) -> tuple[str, dict[str, str]]:
+    """Write captions in MS-COCO's layout into ComfyUI's input folder. Return the file name and a dict id -> caption."""
+    bundled = json.loads((ROOT / "adt_core" / "bundled" / "captions.json").read_text(encoding="utf-8"))
+    own = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(bundled["annotations"][:count])]
+    path = base / "input" / "captions_test2017.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"images": [], "annotations": own}), encoding="utf-8")
+    return path.name, {str(one["image_id"]): one["caption"] for one in own}
 
 
 def write_upscaler(folder: Path) -> None:

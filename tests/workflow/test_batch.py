@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adt_tree_pack.nodes.contact_sheet import COLUMNS
-from comfy_server import ROOT, Failed
+from comfy_server import Failed
 from messages import PREVIEWS, TEXT, Message, lines_under
 from PIL import Image
-from small import SMALL, TINY, with_small_models
+from small import SMALL, TINY, with_small_models, write_captions
 from test_cancel import interrupt_and_time
 
-CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT_BELOW = "(the text below)"  # value of the input *file* that selects the typed prompts
 COUNT = 10  # number of captions in the batch
 SHEET = 4  # thumbnails per row of the contact sheet
@@ -26,16 +25,7 @@ SHEET = 4  # thumbnails per row of the contact sheet
 
 @pytest.fixture
 def coco(comfy):
-    """Write 10 captions in MS-COCO's layout into the input folder. Return the file name and a dict id -> caption."""
-    bundled = json.loads(CAPTIONS.read_text(encoding="utf-8"))
-    annotations = [
-        {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
-        for number, annotation in enumerate(bundled["annotations"][:COUNT])
-    ]
-    name = "captions_test2017.json"
-    (comfy.base / "input").mkdir(exist_ok=True)
-    (comfy.base / "input" / name).write_text(json.dumps({"images": [], "annotations": annotations}), encoding="utf-8")
-    return name, {str(annotation["image_id"]): annotation["caption"] for annotation in annotations}
+    return write_captions(comfy.base, COUNT)
 
 
 @pytest.fixture

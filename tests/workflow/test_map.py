@@ -42,19 +42,15 @@ def test_updates_and_history_contain_the_complete_trace(comfy, traced):
     for message in updates:
         assert message.data["first"] == len(rounds)
         rounds += message.data["rounds"]
-        assert {name: message.data[name] for name in ("id", "node", "workflow")} == {
-            "id": kept["id"],
-            "node": sampler,
-            "workflow": "a workflow",
-        }
+        sent = [message.data[name] for name in ("id", "node", "workflow")]
+        assert sent == [kept["id"], sampler, "a workflow"]
     assert 1 < len(updates) <= 10 * (updates[-1].at - updates[0].at) + 2
     live = [[ms, drafting, *map(without_levels, records)] for ms, drafting, *records in complete]
     assert rounds == live[: len(rounds)], "updates leave out the tree levels, which only a replay shows"
     trace = read(outputs)
     for (ms, drafting, *records), traced_round in zip(complete, trace["rounds"], strict=True):
-        assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01) and drafting == pytest.approx(
-            1000 * traced_round["drafting"], abs=0.01
-        )
+        assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01)
+        assert drafting == pytest.approx(1000 * traced_round["drafting"], abs=0.01)
         percent = [[max(1, round(100 * p)) for p in record["probabilities"]] for record in traced_round["images"]]
         known = [[record[name] for name in RECORD] for record in traced_round["images"]]
         levels = [record["levels"] for record in traced_round["images"]]
@@ -146,9 +142,8 @@ def test_images_of_a_list_contain_no_map(comfy, traced):
 
 def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     """The map in the history and the map in the PNG file must both be marked as relaxed."""
-    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0)).id(
-        "ADTTreeSampler"
-    )
+    traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0))
+    sampler = traced.id("ADTTreeSampler")
     outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})
     (kept,) = outputs[sampler]["adt_tree_map"]
     (saved,) = maps_in_png(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
@@ -168,10 +163,8 @@ def test_frames_of_a_replay_become_files_of_comfyuis_video_nodes(comfy, graph):
     graph.add("SaveWEBM", images=frames, fps=fps, codec="vp9", crf=32.0, **named)
     graph.add("SaveAnimatedWEBP", images=frames, fps=fps, lossless=False, quality=80, method="default", **named)
     outputs = comfy.run(graph.prompt)
-    files = [
-        comfy.files({node: outputs[node]}) for node in map(graph.id, ("SaveVideo", "SaveWEBM", "SaveAnimatedWEBP"))
-    ]
-    (mp4,), (webm,), (webp,) = files
+    nodes = map(graph.id, ("SaveVideo", "SaveWEBM", "SaveAnimatedWEBP"))
+    (mp4,), (webm,), (webp,) = (comfy.files({node: outputs[node]}) for node in nodes)
     assert mp4[4:8] == b"ftyp" and webm[:4] == bytes.fromhex("1a45dfa3")
     with Image.open(io.BytesIO(webp)) as image:
         assert image.n_frames > 8 and image.width == 2 * image.height
