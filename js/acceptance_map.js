@@ -160,7 +160,10 @@ comfy.registerExtension({
     const travelled = workflow.extra?.[EXTRA];
     const isInFile = travelled !== undefined;
     if (isInFile) delete workflow.extra[EXTRA]; // otherwise ComfyUI would store the maps in every "undo" state
-    const { promise: ready, resolve: done } = Promise.withResolvers();
+    let done;
+    const ready = new Promise((resolve) => {
+      done = resolve;
+    });
     loading = { travelled: isInFile ? Object(travelled) : null, budget: new Budget(), ready, done };
   },
 

@@ -54,7 +54,7 @@ def empty_mask_note(latent: dict, kept: Tensor) -> str:
 
 
 def _batch_index(latent: dict, count: int) -> list[int]:
-    """Return the index that each image of a LATENT had in its batch. Raise AdtError if it has not one per image."""
+    """Return the index of each image in its batch. Raise AdtError if `batch_index` is not a whole number per image."""
     given = latent.get("batch_index")
     values = given.tolist() if given is not None and hasattr(given, "tolist") else given
     if values is None or values == []:

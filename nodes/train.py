@@ -253,7 +253,7 @@ def _folder(name: str) -> Path:
 
 
 def _texts(prompts: list) -> list[str]:
-    """Return the training prompts: several values are one prompt each, a single value is a file or one per line."""
+    """Return the training prompts. Several values are one prompt each; a single one is a file, or one per line."""
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]

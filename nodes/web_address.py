@@ -35,7 +35,9 @@ def warn_of_copies(node_id: str) -> None:
     other = NODE_CLASS_MAPPINGS.get(node_id)
     package = other.__module__.split(".nodes.")[0] if other is not None else ""
     if package not in ("", __name__.split(".nodes.")[0]):
-        sentence = (
-            "ADT-Tree: custom_nodes has two copies of this pack, %s and %s, and ComfyUI uses the nodes of one of "
+        logging.warning(
+            "ADT-Tree: custom_nodes has two copies of this pack, %s and %s, and ComfyUI uses the nodes of one of them; "
+            "remove one.",
+            package,
+            Path(__file__).parents[1],
         )
-        logging.warning(sentence + "them; remove one.", package, Path(__file__).parents[1])
