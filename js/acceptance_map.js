@@ -6,17 +6,7 @@
  * Terms: a run is one decoding of a batch of images. The home of a map is its workflow and its node, see node_map.js.
  */
 
-import {
-  callAfter,
-  hideLivePreview,
-  isOpen,
-  language,
-  listen,
-  nodeAt,
-  onZoomedOut,
-  openWorkflow,
-  registerExtension,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { own } from "./own.js";
@@ -42,7 +32,7 @@ const running = { id: null, prompt: null, workflow: undefined };
 function homeOf(prompt, node, workflow) {
   const homes = homesOf(prompt);
   if (homes) return own(homes, node);
-  return workflow && workflow !== openWorkflow() ? undefined : maps.get(nodeAt(node))?.home;
+  return workflow && workflow !== comfy.openWorkflow() ? undefined : maps.get(comfy.nodeAt(node))?.home;
 }
 
 function mapAt(home) {
@@ -74,16 +64,14 @@ function finish(message) {
 
 /** Store which maps belong to a queued prompt, because the user may open another workflow before it runs. */
 function queued(message) {
-  noteQueued(
-    message,
-    [...maps.values()].map((map) => map.home),
-  );
+  const open = [...maps.values()].map((map) => map.home);
+  noteQueued(message, open);
 }
 
 function start(message) {
   running.id = null;
   running.prompt = message.prompt_id;
-  running.workflow = workflowOf(message.prompt_id) ?? openWorkflow();
+  running.workflow = workflowOf(message.prompt_id) ?? comfy.openWorkflow();
   noteStart(message.prompt_id);
   stop();
   refreshCaptions();
@@ -106,7 +94,7 @@ function stop() {
 
 // Listen before ComfyUI connects to the server. A run may continue while the page is reloaded, and ComfyUI reports
 // messages without listeners as errors.
-listen({
+comfy.listen({
   "adt_tree.queued": queued,
   "adt_tree.map": receive,
   executed: finish,
@@ -141,8 +129,8 @@ function addStyles() {
 
 function addMap(node) {
   const map = new NodeMap(node);
-  callAfter(node, "onAdded", () => maps.set(node, map)); // not before: "copy" creates nodes that are never added
-  callAfter(node, "onConfigure", () => {
+  comfy.callAfter(node, "onAdded", () => maps.set(node, map)); // not before: "copy" creates nodes that are never added
+  comfy.callAfter(node, "onConfigure", () => {
     map.fit();
     map.restore(loading);
   });
@@ -151,17 +139,17 @@ function addMap(node) {
     maps.delete(node);
     onRemoved?.apply(this, args);
   };
-  callAfter(node, "onWidgetChanged", () => map.panel.redraw());
-  hideLivePreview(node, () => !map.widget.hidden); // the map shows the preview itself
+  comfy.callAfter(node, "onWidgetChanged", () => map.panel.redraw());
+  comfy.hideLivePreview(node, () => !map.widget.hidden); // the map shows the preview itself
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.acceptance_map",
 
   setup() {
     addStyles();
-    setLanguage(language());
-    onZoomedOut((isOut) => document.body.classList.toggle("adt-zoomed-out", isOut));
+    setLanguage(comfy.language());
+    comfy.onZoomedOut((isOut) => document.body.classList.toggle("adt-zoomed-out", isOut));
     onPreference("map", (on) => {
       for (const map of maps.values()) map.show(on);
     });
@@ -176,18 +164,13 @@ registerExtension({
     const ready = new Promise((resolve) => {
       done = resolve;
     });
-    loading = {
-      travelled: isInFile ? Object(travelled) : null,
-      budget: new Budget(),
-      ready,
-      done,
-    };
+    loading = { travelled: isInFile ? Object(travelled) : null, budget: new Budget(), ready, done };
   },
 
   afterConfigureGraph() {
     loading?.done();
     loading = null;
-    for (const node of maps.keys()) if (!isOpen(node)) maps.delete(node); // subgraphs do not call onRemoved
+    for (const node of maps.keys()) if (!comfy.isOpen(node)) maps.delete(node); // subgraphs do not call onRemoved
   },
 
   nodeCreated(node) {

@@ -198,11 +198,7 @@ export function forwardWheelAndPan(element) {
   const isNodes2 = () => Boolean(element.closest("[data-node-id]"));
   const canvas = () => /** @type {any} */ (app.canvas);
   element.addEventListener("wheel", (event) => isNodes2() || scrolls(event) || canvas().processMouseWheel(event));
-  const handlers = {
-    pointerdown: "processMouseDown",
-    pointermove: "processMouseMove",
-    pointerup: "processMouseUp",
-  };
+  const handlers = { pointerdown: "processMouseDown", pointermove: "processMouseMove", pointerup: "processMouseUp" };
   for (const [type, handler] of Object.entries(handlers)) {
     element.addEventListener(type, (/** @type {any} */ event) => {
       const isMiddle = type === "pointermove" ? event.buttons & 4 : event.button === 1;
@@ -281,13 +277,24 @@ export function nodeAt(id) {
   return graph?.getNodeById(last) ?? null;
 }
 
-/** The execution ids of a node. A node in a subgraph that is used several times has several ids. @returns {string[]} */
-export function executionIds(node, graph = rootGraph(), path = "") {
+/**
+ * The execution ids and modes of a node. A node in a subgraph that is used several times has several. A muted or bypassed
+ * subgraph passes its mode on to the nodes in it.
+ *
+ * @returns {{id: string, mode: number}[]}
+ */
+function placesOf(node, graph = rootGraph(), path = "", outer = 0) {
   return graph.nodes.flatMap((one) => {
+    const own = { id: path + one.id, mode: outer || one.mode };
     const subgraph = subgraphOf(one);
-    const inside = subgraph ? executionIds(node, subgraph, `${path}${one.id}:`) : [];
-    return one === node ? [path + one.id, ...inside] : inside;
+    const inside = subgraph ? placesOf(node, subgraph, `${own.id}:`, own.mode) : [];
+    return one === node ? [own, ...inside] : inside;
   });
+}
+
+/** The execution ids of a node. */
+export function executionIds(node) {
+  return placesOf(node).map(({ id }) => id);
 }
 
 /** Whether a node is in the open workflow or one of its subgraphs. */
@@ -335,8 +342,8 @@ export function addBefore(node, type, name, from) {
   const boxes = node.graph.nodes.map(boxOfNode);
   const added = addNode(type, node, [Math.min(...boxes.map(([x]) => x)), 0]);
   added.pos[1] = Math.max(...boxes.map(([, y, , height]) => y + height)) + 2 * TITLE;
-  connect(added, 0, node, name);
-  if (from) connect(from[0], from[1], added, from[2]);
+  linkNodes(added, 0, node, name);
+  if (from) linkNodes(from[0], from[1], added, from[2]);
   return added;
 }
 
@@ -372,11 +379,7 @@ export function freePlace(node, size, gap) {
 
 /** Run the parts of the workflow that these nodes need. */
 export function runNodes(nodes) {
-  app.queuePrompt(
-    0,
-    1,
-    nodes.flatMap((node) => executionIds(node)),
-  );
+  app.queuePrompt(0, 1, nodes.flatMap(executionIds));
 }
 
 // ---- nodes ---------------------------------------------------------------------------------
@@ -406,7 +409,7 @@ export function hideLivePreview(node, isHidden) {
 
 /** Remove the preview that ComfyUI has added to a node. */
 export function removePreview(node) {
-  removeWidget(node, findWidget(node, IMAGE_PREVIEW));
+  dropWidget(node, findWidget(node, IMAGE_PREVIEW));
   node.imgs = undefined;
   node.preview = undefined;
 }
@@ -456,24 +459,11 @@ export function runsItself(node) {
   return !(node.subgraph || node.isVirtualNode || node.mode);
 }
 
-/**
- * The mode of a node: 0 if it runs, 2 if it is muted, 4 if it is bypassed. A muted or bypassed subgraph passes its mode
- * on to the nodes in it. A node in a subgraph that is used several times runs if it runs in one of them.
- */
+/** The mode of a node: 0 if it runs (in one of its places, see `placesOf`), 2 if it is muted, 4 if it is bypassed. */
 export function modeOf(node) {
   if (node.graph === rootGraph()) return node.mode;
-  const modes = modesIn(rootGraph(), node);
+  const modes = placesOf(node).map(({ mode }) => mode);
   return modes.find((mode) => !mode) ?? modes[0] ?? node.mode;
-}
-
-/** The modes of a node, one for each of its execution ids. `outer` is the mode of the subgraph. @returns {number[]} */
-function modesIn(graph, node, outer = 0) {
-  return graph.nodes.flatMap((one) => {
-    const mode = outer || one.mode;
-    const subgraph = subgraphOf(one);
-    const inside = subgraph ? modesIn(subgraph, node, mode) : [];
-    return one === node ? [mode, ...inside] : inside;
-  });
 }
 
 // ---- widgets -------------------------------------------------------------------------------
@@ -488,7 +478,7 @@ export function widgetsOf(node) {
   return node?.widgets ?? [];
 }
 
-export function removeWidget(node, widget) {
+export function dropWidget(node, widget) {
   if (widget) node.removeWidget(widget);
 }
 
@@ -599,16 +589,9 @@ export function foldAdvanced(node) {
  * @returns {Widget}
  */
 export function addElement(node, name, type, element, { label, ...options }) {
-  const all = {
-    serialize: false,
-    hideOnZoom: true,
-    hideInPanel: true,
-    getValue: () => "",
-    setValue: () => {},
-    ...options,
-  };
   // `hideInPanel`: a panel that lists a node's widgets would take the element out of the node.
-  const widget = /** @type {any} */ (node.addDOMWidget(name, type, element, all));
+  const always = { serialize: false, hideOnZoom: true, hideInPanel: true, getValue: () => "", setValue: () => {} };
+  const widget = /** @type {any} */ (node.addDOMWidget(name, type, element, { ...always, ...options }));
   widget.label = label; // App mode and lists of a subgraph's inputs show it
   widget.serialize = false; // the option `serialize` excludes it from the prompt, this property from the workflow
   return widget;
@@ -622,12 +605,8 @@ export function onPlaceholder(widget, draw) {
 /** Position and size of a widget's element, relative to its node, in pixels of the unzoomed canvas. */
 export function boxOf(node, widget) {
   const { margin } = widget;
-  return {
-    x: margin,
-    y: widget.y + margin,
-    width: node.size[0] - 2 * margin,
-    height: (widget.computedHeight ?? 0) - 2 * margin,
-  };
+  const [width, height] = [node.size[0], widget.computedHeight ?? 0].map((length) => length - 2 * margin);
+  return { x: margin, y: widget.y + margin, width, height };
 }
 
 /** ComfyUI's own widget with a line of progress, or undefined. */
@@ -708,10 +687,10 @@ export function targetsOf(node, output) {
 /** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */
 export function copyLink(from, name, node, own = name) {
   const origin = originOf(from, name);
-  if (origin && slotOf(node, own) >= 0) connect(origin, from.getInputLink(slotOf(from, name)).origin_slot, node, own);
+  if (origin && slotOf(node, own) >= 0) linkNodes(origin, from.getInputLink(slotOf(from, name)).origin_slot, node, own);
 }
 
 /** Link an output of the node `from`, given by its index, to the input `name` of another node. */
-export function connect(from, output, node, name) {
+export function linkNodes(from, output, node, name) {
   from.connect(output, node, slotOf(node, name));
 }

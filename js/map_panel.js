@@ -6,12 +6,11 @@
 
 import { Caption } from "./caption.js";
 import { Compare } from "./compare.js";
-import { imagesAcross, sheetBoxes } from "./contact_sheet.js";
 import { make, setText } from "./elements.js";
 import { bitmapOf } from "./images.js";
 import { Legend } from "./legend.js";
 import { FIGURES, range } from "./map_model.js";
-import { draw, hit, layout, within, zoomed } from "./map_view.js";
+import { draw, hit, imagesAcross, layout, sheetBoxes, within, zoomed } from "./map_view.js";
 import { draftTree, Replay } from "./replay.js";
 import { saveReplay } from "./replay_file.js";
 import { saveImage } from "./save_image.js";
@@ -27,35 +26,9 @@ const COMPARISON_HEIGHT = 60; // pixels of the labels, the controls and the addi
 const ABREAST_HEIGHT = 30; // the same in the node Compare, which must fit a small screen in Nodes 2.0
 const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
-/**
- * The map of a node, as its panel uses it:
- *
- * - `choices` lists the runs that the user can compare with, and `choose` returns one of them.
- * - `differences` returns the differences between two runs, for the caption (caption.js).
- * - `off` is the note in the caption if the map is from an earlier run, because the node is or was muted or bypassed,
- *   else "".
- * - `changed` stores the settings after a change, and `grow` makes the node higher.
- * - `preparing` is the text while the node runs but has made no tokens yet, else "".
- * - `measure` compares the run with one without drafts, and `canMeasure` returns whether this is possible.
- * - `drawn` is called after each drawing.
- *
- * @typedef {{
- *   choices: () => { id: string, label: string }[],
- *   choose: (id: string) => import("./map_model.js").Run | null,
- *   differences: (run: import("./map_model.js").Run) => import("./caption.js").Difference[],
- *   off: string,
- *   preparing: string,
- *   changed: () => void,
- *   grow: (pixels: number) => void,
- *   measure: () => void,
- *   canMeasure: () => boolean,
- *   drawn: () => void,
- * }} Owner
- */
-
 export class MapPanel {
   /**
-   * @param {Owner} owner
+   * @param {import("./node_map.js").NodeMap} owner the node's map; see "interface for the panel" there
    * @param {{cells: boolean, opacity: number}} settings initial settings: whether to draw the cells over the image
    */
   constructor(owner, settings) {

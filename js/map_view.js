@@ -9,6 +9,7 @@ import { drawMask } from "./kept_tokens.js";
 
 // In CSS pixels:
 const GAP = 8; // between two grids
+const SHEET_GAP = 4; // between two images of a contact sheet
 const LABEL = 16; // height of a label above a grid
 const MIN_GRID_CELL = 5; // minimum width of a cell for grid lines; on smaller cells, they would hide the colours
 const MIN_NUMBER_CELL = 13; // minimum width of a cell for a number
@@ -48,6 +49,35 @@ export function layout(width, height, rows, columns, count, over = false) {
   }));
 }
 
+/** The number of images in a row with which they are as large as possible in a box. */
+export function imagesAcross(width, height, rows, columns, count) {
+  const side = (/** @type {number} */ across) => {
+    const down = Math.ceil(count / across);
+    return Math.min(
+      (width - SHEET_GAP * (across - 1)) / (across * columns),
+      (height - SHEET_GAP * (down - 1)) / (down * rows),
+    );
+  };
+  const all = Array.from({ length: count }, (_, i) => i + 1);
+  return all.reduce((best, across) => (side(across) > side(best) ? across : best), 1);
+}
+
+/**
+ * The boxes of the images in a box, row by row.
+ *
+ * @param {number} across number of images in a row
+ * @returns {Box[]}
+ */
+export function sheetBoxes(width, height, rows, columns, count, across) {
+  const down = Math.ceil(count / across);
+  const w = (width - SHEET_GAP * (across - 1)) / across;
+  const h = (height - SHEET_GAP * (down - 1)) / down;
+  return Array.from({ length: count }, (_, i) => {
+    const [box] = layout(w, h, rows, columns, 1);
+    return { ...box, x: box.x + (i % across) * (w + SHEET_GAP), y: box.y + Math.floor(i / across) * (h + SHEET_GAP) };
+  });
+}
+
 /**
  * The box of the complete zoomed grid, which is larger than the box through which the user sees a part of it.
  *
@@ -56,16 +86,11 @@ export function layout(width, height, rows, columns, count, over = false) {
  * @returns {Box}
  */
 export function zoomed(box, view) {
-  const { scale, x, y } = view;
-  const width = scale * box.width;
-  const height = scale * box.height;
-  return {
-    x: box.x + box.width / 2 - x * width,
-    y: box.y + box.height / 2 - y * height,
-    width,
-    height,
-    enlarged: scale > 1,
-  };
+  const { scale } = view;
+  const [width, height] = [scale * box.width, scale * box.height];
+  const x = box.x + box.width / 2 - view.x * width;
+  const y = box.y + box.height / 2 - view.y * height;
+  return { x, y, width, height, enlarged: scale > 1 };
 }
 
 /** The view `{ scale, x, y }`, moved as little as possible so that nothing outside the grid is visible. */

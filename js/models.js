@@ -4,20 +4,7 @@
  * installed in a folder of its publisher. Then the name in the list, "publisher/model", replaces the published name.
  */
 
-import {
-  callAfter,
-  choicesOf,
-  findWidget,
-  inputOptions,
-  listen,
-  nodesOf,
-  optionsIn,
-  refreshLabel,
-  registerExtension,
-  setLabels,
-  subgraphOf,
-  widgetsOf,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { own } from "./own.js";
 import { downloadLabel, texts } from "./texts.js";
 
@@ -29,7 +16,7 @@ let about = {}; // name -> { title, licence, memory, fits }, see nodes/downloadi
 let downloads = {}; // name -> { size, fits }, see nodes/downloading.py
 
 function readDownloads(definition) {
-  const options = optionsIn(definition, INPUT);
+  const options = comfy.optionsIn(definition, INPUT);
   downloads = options?.downloads ?? downloads;
   about = options?.about ?? about;
 }
@@ -48,20 +35,20 @@ function label(name) {
 
 /** The name in the list for a model of a workflow. Values of other inputs are returned unchanged. */
 export function listedName(node, input, value) {
-  return own(inputOptions(node, input)?.installed, value) ?? value;
+  return own(comfy.inputOptions(node, input)?.installed, value) ?? value;
 }
 
 function useListedName(node) {
-  const widget = findWidget(node, INPUT);
+  const widget = comfy.findWidget(node, INPUT);
   const name = listedName(node, INPUT, widget.value);
   if (name !== widget.value) widget.value = name;
 }
 
 /** Use the names in the list in a node that is a subgraph. Such a node stores values of its inner nodes' inputs. */
 function useListedNames(host) {
-  const loaders = nodesOf(subgraphOf(host)).filter((node) => node.comfyClass === LOADER);
-  for (const widget of widgetsOf(host)) {
-    const values = choicesOf(widget);
+  const loaders = comfy.nodesOf(comfy.subgraphOf(host)).filter((node) => node.comfyClass === LOADER);
+  for (const widget of comfy.widgetsOf(host)) {
+    const values = comfy.choicesOf(widget);
     if (!values || values.includes(widget.value)) continue;
     const names = loaders.map((node) => listedName(node, INPUT, widget.value));
     const name = names.find((name) => values.includes(name));
@@ -69,7 +56,7 @@ function useListedNames(host) {
   }
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.models",
 
   beforeRegisterNodeDef(_, definition) {
@@ -82,20 +69,20 @@ registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass !== LOADER) return;
-    setLabels(findWidget(node, INPUT), label);
-    callAfter(node, "onConfigure", () => useListedName(node));
+    comfy.setLabels(comfy.findWidget(node, INPUT), label);
+    comfy.callAfter(node, "onConfigure", () => useListedName(node));
   },
 
   loadedGraphNode(node) {
-    if (subgraphOf(node)) useListedNames(node);
+    if (comfy.subgraphOf(node)) useListedNames(node);
   },
 
   setup() {
-    listen({
+    comfy.listen({
       "adt_tree.models": (models) => {
         downloads = models;
-        for (const node of nodesOf()) {
-          if (node.comfyClass === LOADER) refreshLabel(node, findWidget(node, INPUT));
+        for (const node of comfy.nodesOf()) {
+          if (node.comfyClass === LOADER) comfy.refreshLabel(node, comfy.findWidget(node, INPUT));
         }
       },
     });

@@ -6,30 +6,7 @@
  */
 
 import { measured } from "./added_nodes.js";
-import {
-  addElement,
-  comparedNodes,
-  executionIds,
-  findWidget,
-  fitNode,
-  forwardWheelAndPan,
-  isEditable,
-  isLinked,
-  isOpen,
-  modeOf,
-  nodeAt,
-  noticeChanges,
-  openWorkflow,
-  redrawNode,
-  refreshWidgets,
-  removePreview,
-  runNodes,
-  setHeight,
-  setHidden,
-  setValue,
-  upstreamOf,
-  widgetsOf,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
 import { FIGURES } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
@@ -70,10 +47,10 @@ export class NodeMap {
     this.previous = null; // the run before the runs in `parts`
     this.panel = new MapPanel(this, { cells: preference("cells"), opacity: preference("opacity") / 100 });
     const { element } = this.panel;
-    forwardWheelAndPan(element);
-    for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
+    comfy.forwardWheelAndPan(element);
+    for (const event of ["click", "change"]) element.addEventListener(event, comfy.noticeChanges);
     const options = { label: texts.map, getMinHeight: () => this.#minHeight() };
-    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, options);
+    this.widget = comfy.addElement(node, WIDGET, "ADT_TREE_MAP", element, options);
     this.widget.map = this;
     this.zoomedOut = new ZoomedOutMap(node, this.widget, this.panel);
     this.show(preference("map"));
@@ -88,16 +65,16 @@ export class NodeMap {
 
   /** Show the map on its node, or hide it. */
   show(on) {
-    setHidden(this.widget, !on);
-    refreshWidgets(this.node, this.widget);
+    comfy.setHidden(this.widget, !on);
+    comfy.refreshWidgets(this.node, this.widget);
     if (!on) return;
-    removePreview(this.node); // ComfyUI has added it while the map was hidden
+    comfy.removePreview(this.node); // ComfyUI has added it while the map was hidden
     this.fit();
   }
 
   /** Enlarge the node if the widget does not fit, for example at the first run. */
   fit() {
-    fitNode(this.node, [MIN_WIDTH, 0]);
+    comfy.fitNode(this.node, [MIN_WIDTH, 0]);
   }
 
   /** Show a message of the server above the map; "" removes it. `level` is its `Level`, see progress_text.js. */
@@ -108,8 +85,8 @@ export class NodeMap {
 
   /** Make the node higher by a number of pixels. */
   grow(pixels) {
-    setHeight(this.node, this.node.size[1] + pixels);
-    redrawNode(this.node);
+    comfy.setHeight(this.node, this.node.size[1] + pixels);
+    comfy.redrawNode(this.node);
     this.keepOutOfUndo();
   }
 
@@ -122,7 +99,7 @@ export class NodeMap {
 
   /** The home of the map. The workflow's id is needed, because nodes in copies of a workflow have the same tags. */
   get home() {
-    return `${openWorkflow()} ${this.tag}`;
+    return `${comfy.openWorkflow()} ${this.tag}`;
   }
 
   /** Show that the node runs, or not, but has made no tokens yet: it loads the model, or measures the device. */
@@ -155,7 +132,7 @@ export class NodeMap {
     const isShown = saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done");
     if (isShown) return;
     const runs = await keep(this.home, saved, reference);
-    if (!isOpen(this.node)) return;
+    if (!comfy.isOpen(this.node)) return;
     for (const [part, run] of runs.entries()) {
       const live = this.parts[part];
       if (run.id !== live?.id) this.#start(run, part);
@@ -222,7 +199,7 @@ export class NodeMap {
     const { home } = this; // store the home, because the user may open another workflow during the next call
     const found = loading?.travelled ? await this.#unpack(loading) : await recall(latest(home, runs));
     this.#saved = null;
-    if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun
+    if (this.run !== before || !found.length || !comfy.isOpen(this.node)) return; // a new run has begun
     this.#showFound(found, home);
   }
 
@@ -236,7 +213,7 @@ export class NodeMap {
   }
 
   async #unpack({ travelled, budget }) {
-    const id = executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
+    const id = comfy.executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
     try {
       const saved = (own(travelled, id)?.parts ?? []).slice(0, 2).map((map) => checkMap(map, budget));
       return await Promise.all(saved.map((map, part) => load(map, { part }, budget)));
@@ -255,7 +232,7 @@ export class NodeMap {
    * new run as a change by the user that "undo" reverts.
    */
   keepOutOfUndo() {
-    const saved = comparedNodes().find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
+    const saved = comfy.comparedNodes().find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
     if (!saved) return;
     const { runs } = this.node.properties[PROPERTY];
     saved.properties[PROPERTY].runs = JSON.parse(JSON.stringify(runs)); // structuredClone refuses proxies
@@ -272,7 +249,7 @@ export class NodeMap {
 
   /** The values of the node and the texts of its prompts that have changed since a run; see caption.js. */
   differences(run) {
-    const own = changedWidgets(this.node, run.inputs).filter(({ widget }) => isEditable(widget));
+    const own = changedWidgets(this.node, run.inputs).filter(({ widget }) => comfy.isEditable(widget));
     return [
       ...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)),
       ...this.#promptDifferences(run),
@@ -282,7 +259,7 @@ export class NodeMap {
   /** Only nodes that feed this node are compared. Nodes of other workflows may have the ids of the run's nodes. */
   #promptDifferences(run) {
     const sources = promptNodes(this.node);
-    const prompts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
+    const prompts = Object.entries(run.texts).map(([id, values]) => ({ node: comfy.nodeAt(id), values }));
     if (isRelinked(sources, prompts)) return [{ name: PROMPT, now: "" }];
     const changed = prompts
       .filter(({ node }) => sources.has(node))
@@ -291,11 +268,11 @@ export class NodeMap {
   }
 
   #difference({ node, widget, was }, name) {
-    const control = widget.name === "seed" ? findWidget(node, CONTROL) : undefined;
+    const control = widget.name === "seed" ? comfy.findWidget(node, CONTROL) : undefined;
     const keeps = control !== undefined && control.value !== FIXED;
     const restore = () => {
-      setValue(node, widget, parse(was, typeof widget.value));
-      if (keeps) setValue(node, control, FIXED);
+      comfy.setValue(node, widget, parse(was, typeof widget.value));
+      if (keeps) comfy.setValue(node, control, FIXED);
       this.panel.redraw();
     };
     return { name, now: String(widget.value), was, restore, keeps };
@@ -303,9 +280,10 @@ export class NodeMap {
 
   /** A sentence on why the map is from an earlier run (the node is or was muted or bypassed), or "". */
   get off() {
-    return own(texts.off, modeOf(this.node)) ?? (isLeftOut(this.home) ? texts.leftOut : "");
+    return own(texts.off, comfy.modeOf(this.node)) ?? (isLeftOut(this.home) ? texts.leftOut : "");
   }
 
+  /** Whether `measure` is possible. */
   canMeasure() {
     return this.node.comfyClass === "ADTTreeSampler";
   }
@@ -313,14 +291,16 @@ export class NodeMap {
   /** Compare the node with one without drafts, for the seed of the shown run. */
   measure() {
     const [compare, preview] = measured(this.node, this.tag);
-    findWidget(compare, "seed").value = parse(this.run.seed, "number");
-    runNodes([preview]);
+    comfy.findWidget(compare, "seed").value = parse(this.run.seed, "number");
+    comfy.runNodes([preview]);
   }
 
+  /** The panel has been drawn. */
   drawn() {
     this.zoomedOut?.invalidate(); // `zoomedOut` does not exist yet when the panel draws for the first time
   }
 
+  /** The runs that the user can compare with. @returns {{id: string, label: string}[]} */
   choices() {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
     const beside = this.parts[1];
@@ -331,6 +311,7 @@ export class NodeMap {
     ];
   }
 
+  /** One of the `choices`. @returns {import("./map_model.js").Run | null} */
   choose(id) {
     if (id === BESIDE) return this.parts[1] ?? null;
     if (id === PREVIOUS) return this.previous;
@@ -353,8 +334,11 @@ function changedWidgets(node, saved) {
   const queued = Object.fromEntries(
     Object.entries(saved).map(([name, value]) => [name, listedName(node, name, value)]),
   );
-  return widgetsOf(node)
-    .filter(({ name, value }) => Object.hasOwn(queued, name) && !isSame(queued[name], value) && !isLinked(node, name))
+  return comfy
+    .widgetsOf(node)
+    .filter(
+      ({ name, value }) => Object.hasOwn(queued, name) && !isSame(queued[name], value) && !comfy.isLinked(node, name),
+    )
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
@@ -376,7 +360,7 @@ function isVerbatim({ widget }) {
 function isRelinked(sources, prompts) {
   if (!sources.size) return false;
   const has = (source, values) => {
-    const names = widgetsOf(source).map(({ name }) => name);
+    const names = comfy.widgetsOf(source).map(({ name }) => name);
     return Object.keys(values).every((name) => names.includes(name));
   };
   const hasTexts = (source, values) => has(source, values) && !changedWidgets(source, values).some(isVerbatim);
@@ -385,5 +369,5 @@ function isRelinked(sources, prompts) {
 
 /** The nodes upstream of a sampler's prompts. */
 function promptNodes(node) {
-  return upstreamOf(node, (name) => ["positive", "negative"].includes(name));
+  return comfy.upstreamOf(node, (name) => ["positive", "negative"].includes(name));
 }

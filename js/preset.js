@@ -5,18 +5,7 @@
  * disabled input.
  */
 
-import {
-  callAfter,
-  findWidget,
-  fitHeight,
-  isLinked,
-  isOurs,
-  redrawNode,
-  registerExtension,
-  sendWhile,
-  setHidden,
-  widgetsOf,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { texts } from "./texts.js";
 
 /** Inputs that a preset overrides. */
@@ -24,11 +13,13 @@ export const OVERRIDDEN = ["guidance", "temperature", "top_k", "top_p"];
 const ALWAYS_SHOWN = "guidance";
 const CUSTOM = "custom";
 
-const overriddenOf = (node) => widgetsOf(node).filter(({ name }) => OVERRIDDEN.includes(name));
+const overriddenOf = (node) => comfy.widgetsOf(node).filter(({ name }) => OVERRIDDEN.includes(name));
 
 /** Whether the value of an input is used: the input is linked, or the preset is linked or "custom". */
 function counts(node, name) {
-  return isLinked(node, name) || isLinked(node, "preset") || findWidget(node, "preset").value === CUSTOM;
+  return (
+    comfy.isLinked(node, name) || comfy.isLinked(node, "preset") || comfy.findWidget(node, "preset").value === CUSTOM
+  );
 }
 
 /** Say in the label of a disabled input that the preset sets it. The input keeps the name that the user gave to it. */
@@ -42,26 +33,26 @@ function label(widget) {
 export function disableOverridden(node) {
   for (const widget of overriddenOf(node)) {
     widget.disabled = !counts(node, widget.name);
-    setHidden(widget, widget.disabled && widget.name !== ALWAYS_SHOWN);
+    comfy.setHidden(widget, widget.disabled && widget.name !== ALWAYS_SHOWN);
     label(widget);
   }
-  fitHeight(node);
-  redrawNode(node);
+  comfy.fitHeight(node);
+  comfy.redrawNode(node);
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.preset",
 
   nodeCreated(node) {
-    const preset = findWidget(node, "preset");
-    if (!isOurs(node) || !preset) return;
+    const preset = comfy.findWidget(node, "preset");
+    if (!comfy.isOurs(node) || !preset) return;
     for (const widget of overriddenOf(node)) {
-      sendWhile(widget, () => counts(node, widget.name));
+      comfy.sendWhile(widget, () => counts(node, widget.name));
     }
     const update = () => disableOverridden(node);
-    callAfter(node, "onConfigure", update);
-    callAfter(node, "onConnectionsChange", update);
-    callAfter(preset, "callback", update);
+    comfy.callAfter(node, "onConfigure", update);
+    comfy.callAfter(node, "onConnectionsChange", update);
+    comfy.callAfter(preset, "callback", update);
     update();
   },
 });

@@ -6,23 +6,7 @@
  * one, and otherwise at the bottom of the node (line.js). It is removed when the node runs again.
  */
 
-import {
-  addElement,
-  findWidget,
-  fitHeight,
-  forwardWheelAndPan,
-  isOurs,
-  listen,
-  nodeAt,
-  onPrompt,
-  openWorkflow,
-  redrawNode,
-  registerExtension,
-  removeWidget,
-  setHeight,
-  textBoxes,
-  textPreview,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { make } from "./elements.js";
 import { Line } from "./line.js";
 import { translate } from "./messages.js";
@@ -65,12 +49,12 @@ function folderOf({ parts }) {
 /** Show a line under a node; "" removes it. `folder` is the folder that the line names. */
 function write(node, text, level = "info", folder = "") {
   if (!node) return;
-  removeWidget(node, textPreview(node));
-  if (!isOurs(node)) return;
+  comfy.dropWidget(node, comfy.textPreview(node));
+  if (!comfy.isOurs(node)) return;
   const map = maps.get(node);
   map?.showMessage(text, level);
   const isAboveMap = map && !map.widget.hidden;
-  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level, folder);
+  if (text && !isAboveMap) (comfy.findWidget(node, WIDGET) ?? addLine(node)).line.show(text, level, folder);
   else removeLine(node);
 }
 
@@ -78,11 +62,11 @@ function addLine(node) {
   holdTextBoxes(node);
   const line = new Line(() => fitLine(node, widget));
   const element = make("div", { className: "adt-line-below", dataset: { captureWheel: "true" } }, line.element);
-  forwardWheelAndPan(element);
+  comfy.forwardWheelAndPan(element);
   const height = () => Math.max(line.element.offsetHeight, HEIGHT) + 2 * MARGIN;
   const heights = { getMinHeight: height, getMaxHeight: height };
   const options = { label: texts.line, margin: MARGIN, ...heights, getValue: () => line.text };
-  const widget = /** @type {any} */ (addElement(node, WIDGET, "ADT_TREE_LINE", element, options));
+  const widget = /** @type {any} */ (comfy.addElement(node, WIDGET, "ADT_TREE_LINE", element, options));
   widget.line = line;
   widget.heights = { before: node.size[1], after: node.size[1] };
   fitLine(node, widget);
@@ -92,27 +76,27 @@ function addLine(node) {
 /** Make the node as high as the line needs, unless the user has changed its height. */
 function fitLine(node, widget) {
   const { heights } = widget;
-  if (node.size[1] === heights.after) setHeight(node, heights.before);
-  fitHeight(node);
+  if (node.size[1] === heights.after) comfy.setHeight(node, heights.before);
+  comfy.fitHeight(node);
   heights.after = node.size[1];
-  redrawNode(node);
+  comfy.redrawNode(node);
 }
 
 /** Keep the height of a node's text boxes. Otherwise Nodes 2.0 would give half of their height to the line. */
 function holdTextBoxes(node) {
-  const boxes = textBoxes(node);
+  const boxes = comfy.textBoxes(node);
   for (const box of boxes) box.style.minHeight = `${box.offsetHeight - (HEIGHT + MARGIN) / boxes.length}px`;
 }
 
 /** Remove the line, and restore the node's height unless the user has changed it. */
 function removeLine(node) {
-  const widget = findWidget(node, WIDGET);
+  const widget = comfy.findWidget(node, WIDGET);
   if (!widget) return;
   widget.line.observer.disconnect();
-  removeWidget(node, widget);
-  for (const box of textBoxes(node)) box.style.minHeight = "";
-  if (node.size[1] === widget.heights.after) setHeight(node, widget.heights.before);
-  redrawNode(node);
+  comfy.dropWidget(node, widget);
+  for (const box of comfy.textBoxes(node)) box.style.minHeight = "";
+  if (node.size[1] === widget.heights.after) comfy.setHeight(node, widget.heights.before);
+  comfy.redrawNode(node);
 }
 
 /** The announced line with this text. If there is none, for example for other packs, a plain line. @returns {Shown} */
@@ -126,8 +110,8 @@ function receive({ nodeId, text }) {
   const line = lineOf(id, text);
   lines.set(id, line);
   const node = nodeOf(id);
-  if (isOurs(node)) write(node, translate(line.parts), line.level, folderOf(line));
-  else if (textPreview(node)) textPreview(node).value = translate(line.parts);
+  if (comfy.isOurs(node)) write(node, translate(line.parts), line.level, folderOf(line));
+  else if (comfy.textPreview(node)) comfy.textPreview(node).value = translate(line.parts);
 }
 
 /** Remove lines. @param {(id: string, line: Shown) => boolean} isRemoved */
@@ -145,15 +129,15 @@ function clearProgress() {
 
 /** Forget the lines of another workflow. @param {{prompt_id?: string}} message about a prompt, {} for the open workflow */
 function open({ prompt_id }) {
-  const own = workflowOf(prompt_id) ?? openWorkflow();
+  const own = workflowOf(prompt_id) ?? comfy.openWorkflow();
   if (own !== workflow) lines.clear();
   workflow = own;
 }
 
 /** The node of a line, or null while another workflow is open, whose nodes may have the same ids. */
 function nodeOf(id) {
-  workflow ??= openWorkflow(); // the page was reloaded during the run, so it has not received its start
-  return openWorkflow() === workflow ? nodeAt(id) : null;
+  workflow ??= comfy.openWorkflow(); // the page was reloaded during the run, so it has not received its start
+  return comfy.openWorkflow() === workflow ? comfy.nodeAt(id) : null;
 }
 
 /**
@@ -163,7 +147,7 @@ function nodeOf(id) {
  */
 function showError(id, sentences) {
   const node = nodeOf(id);
-  if (!isOurs(node)) return;
+  if (!comfy.isOurs(node)) return;
   const text = sentences.join(" ");
   const parts = sentences.flatMap((one, number) => [
     { text: number ? " " : "" },
@@ -213,21 +197,21 @@ function sentencesOf({ errors }) {
 
 /** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
-  if (openWorkflow() !== workflow) return;
-  for (const [id, line] of lines) write(nodeAt(id), translate(line.parts), line.level, folderOf(line));
+  if (comfy.openWorkflow() !== workflow) return;
+  for (const [id, line] of lines) write(comfy.nodeAt(id), translate(line.parts), line.level, folderOf(line));
 }
 
 // Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.
-listen({
+comfy.listen({
   "adt_tree.line": ({ node, ...line }) => announced.set(String(node), line),
   "adt_tree.error": receiveError,
 });
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.progress_text",
 
   setup() {
-    listen({
+    comfy.listen({
       execution_start: open,
       execution_cached: ({ nodes }) => clear((id) => !nodes.includes(id)), // nodes that do not run keep their line
       progress_text: receive, // ComfyUI has added its own line with the English text already
@@ -235,7 +219,7 @@ registerExtension({
       execution_error: fail,
       execution_interrupted: clearProgress,
     });
-    onPrompt(clearErrors, reject);
+    comfy.onPrompt(clearErrors, reject);
   },
 
   afterConfigureGraph: restore,

@@ -3,18 +3,7 @@
  * dimmed while a file is chosen, because the node then ignores it.
  */
 
-import {
-  addButton,
-  callAfter,
-  choicesOf,
-  findWidget,
-  registerExtension,
-  setDisabled,
-  setLabels,
-  setValue,
-  showError,
-  storeInput,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { make } from "./elements.js";
 import { own } from "./own.js";
 import { texts } from "./texts.js";
@@ -27,19 +16,19 @@ const ENDINGS = [".txt", ".json", ".jsonl", ".csv", ".tsv"]; // as in adt_core/a
 const isList = ({ name }) => ENDINGS.some((ending) => name.toLowerCase().endsWith(ending));
 
 function update(node) {
-  setDisabled(node, findWidget(node, "text"), findWidget(node, "file").value !== TYPED);
+  comfy.setDisabled(node, comfy.findWidget(node, "text"), comfy.findWidget(node, "file").value !== TYPED);
 }
 
 /** Store a file on the server and choose it. @param {any} node @param {File} file */
 async function take(node, file) {
   try {
-    const name = await storeInput(file);
-    const widget = findWidget(node, "file");
-    const choices = choicesOf(widget);
+    const name = await comfy.storeInput(file);
+    const widget = comfy.findWidget(node, "file");
+    const choices = comfy.choicesOf(widget);
     if (!choices.includes(name)) choices.push(name);
-    setValue(node, widget, name);
+    comfy.setValue(node, widget, name);
   } catch (error) {
-    showError(String(error));
+    comfy.showError(String(error));
   }
 }
 
@@ -49,17 +38,17 @@ function choose(node) {
   input.click();
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.prompts",
 
   /** @param {any} node */
   nodeCreated(node) {
     if (node.comfyClass !== NODE) return;
-    const file = findWidget(node, "file");
-    setLabels(file, (value) => own({ [TYPED]: texts.typed, [EXAMPLES]: texts.examples }, value) ?? value ?? "");
-    addButton(node, texts.chooseFile, () => choose(node));
-    callAfter(file, "callback", () => update(node));
-    callAfter(node, "onConfigure", () => update(node));
+    const file = comfy.findWidget(node, "file");
+    comfy.setLabels(file, (value) => own({ [TYPED]: texts.typed, [EXAMPLES]: texts.examples }, value) ?? value ?? "");
+    comfy.addButton(node, texts.chooseFile, () => choose(node));
+    comfy.callAfter(file, "callback", () => update(node));
+    comfy.callAfter(node, "onConfigure", () => update(node));
     node.onDragOver = ({ dataTransfer }) => [...(dataTransfer?.items ?? [])].some(({ kind }) => kind === "file");
     node.onDragDrop = ({ dataTransfer }) => {
       const dropped = [...(dataTransfer?.files ?? [])].find(isList);

@@ -7,18 +7,7 @@
  * list of the loader.
  */
 
-import {
-  addBefore,
-  choicesOf,
-  findWidget,
-  inputOptions,
-  nodesOf,
-  onFile,
-  openTemplate,
-  registerExtension,
-  setValue,
-  showError,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { textsOf } from "./png.js";
 import { FIRST } from "./templates.js";
 import { texts } from "./texts.js";
@@ -45,19 +34,19 @@ async function recipeIn(file) {
 
 /** Set a widget to a value of the file, if the widget can have this value. */
 function set(node, name, value) {
-  const widget = findWidget(node, name);
+  const widget = comfy.findWidget(node, name);
   if (!widget || typeof value !== typeof widget.value) return;
-  const choices = choicesOf(widget);
+  const choices = comfy.choicesOf(widget);
   if (choices && !choices.includes(value)) return;
-  const { min = -Infinity, max = Infinity } = inputOptions(node, name) ?? {};
-  setValue(node, widget, typeof value === "number" ? Math.min(Math.max(value, min), max) : value);
+  const { min = -Infinity, max = Infinity } = comfy.inputOptions(node, name) ?? {};
+  comfy.setValue(node, widget, typeof value === "number" ? Math.min(Math.max(value, min), max) : value);
 }
 
 /** The name in the loader's list for the path or name of a model. */
 function listed(loader, recipe) {
   const nameOf = (path) => String(path).split(/[\\/]/).pop().toLowerCase();
   const wanted = [recipe.model, recipe.model_name].map(nameOf);
-  return choicesOf(findWidget(loader, "model")).find((name) => wanted.includes(nameOf(name)));
+  return comfy.choicesOf(comfy.findWidget(loader, "model")).find((name) => wanted.includes(nameOf(name)));
 }
 
 function fillLoader(loader, recipe) {
@@ -77,14 +66,14 @@ function fillSampler(sampler, recipe) {
 }
 
 function addNegative(sampler, loader, text) {
-  const node = addBefore(sampler, "CLIPTextEncode", "negative", [loader, 1, "clip"]);
+  const node = comfy.addBefore(sampler, "CLIPTextEncode", "negative", [loader, 1, "clip"]);
   set(node, "text", text);
 }
 
 /** LANTERN changes the image, so its numbers are needed. */
 function addLantern(sampler, recipe) {
   const isPlus = typeof recipe.lantern_factor === "number";
-  const node = addBefore(sampler, "ADTTreeLANTERN", "lantern");
+  const node = comfy.addBefore(sampler, "ADTTreeLANTERN", "lantern");
   set(node, "rule", isPlus ? "factor (LANTERN++)" : "delta (LANTERN)");
   set(node, "neighbours", recipe.lantern_k);
   set(node, "delta", recipe.lantern_delta);
@@ -95,7 +84,7 @@ function addLantern(sampler, recipe) {
 
 /** Fill the nodes of the first template with the settings of an image. */
 function fill(recipe) {
-  const find = (type) => nodesOf().find(({ comfyClass }) => comfyClass === type);
+  const find = (type) => comfy.nodesOf().find(({ comfyClass }) => comfyClass === type);
   const [loader, prompt, sampler] = ["ADTTreeModelLoader", "CLIPTextEncode", "ADTTreeSampler"].map(find);
   set(prompt, "text", recipe.prompt + (typeof recipe.suffix === "string" ? recipe.suffix : ""));
   fillLoader(loader, recipe);
@@ -106,18 +95,18 @@ function fill(recipe) {
   if ([recipe.lantern_delta, recipe.lantern_factor].some(Number.isFinite)) addLantern(sampler, recipe);
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.recipes",
 
   setup() {
-    onFile(async (file) => {
+    comfy.onFile(async (file) => {
       const recipe = await recipeIn(file);
       if (!recipe) return false;
       if (!recipe.prompt) {
-        showError(texts.unreadable(file.name));
+        comfy.showError(texts.unreadable(file.name));
         return true;
       }
-      await openTemplate(FIRST, file.name.replace(/\.\w+$/, ""));
+      await comfy.openTemplate(FIRST, file.name.replace(/\.\w+$/, ""));
       fill(recipe);
       return true;
     });

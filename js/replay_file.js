@@ -2,7 +2,7 @@
 
 import { animatedWebp } from "./animated_webp.js";
 import { layout } from "./map_view.js";
-import { download } from "./save_image.js";
+import { download, fillBackground } from "./save_image.js";
 
 const SIDE = 384; // pixels of the longer side of a grid
 const LINE = 26; // height in pixels of the title
@@ -38,10 +38,13 @@ export async function saveReplay(name, kind, { rows, columns }, draw, title) {
   const size = { width: 2 * Math.round(columns * side) + EDGE, height: even(Math.round(rows * side) + LINE) };
   const canvas = Object.assign(document.createElement("canvas"), size);
   const context = canvas.getContext("2d");
-  const boxes = boxesOf(size, rows, columns);
+  const placed = layout(size.width, size.height - LINE, rows, columns, 2);
+  const boxes = placed.map((box) => ({ ...box, y: 0, clip: { ...box, y: 0 } })); // of the image and the map
   const paint = (share) => {
     draw(context, size, boxes, share);
-    finish(context, size, title);
+    fillBackground(context, size);
+    context.font = "14px sans-serif";
+    context.fillText(title, EDGE, size.height - LINE / 2, size.width - 2 * EDGE);
   };
   const shares = Array.from({ length: SECONDS * RATE }, (_, i) => i / (SECONDS * RATE));
   download(`${name}.${kind}`, await ENCODERS[kind](canvas, paint, shares));
@@ -49,22 +52,6 @@ export async function saveReplay(name, kind, { rows, columns }, draw, title) {
 
 function even(number) {
   return number + (number % 2); // video encoders need even sizes
-}
-
-/** The boxes of the image and the map. */
-function boxesOf({ width, height }, rows, columns) {
-  return layout(width, height - LINE, rows, columns, 2, false).map((box) => ({ ...box, y: 0, clip: { ...box, y: 0 } }));
-}
-
-function finish(context, { width, height }, title) {
-  context.globalCompositeOperation = "destination-over";
-  context.fillStyle = "#16181d";
-  context.fillRect(0, 0, width, height);
-  context.globalCompositeOperation = "source-over";
-  context.fillStyle = "#eee";
-  context.font = "14px sans-serif";
-  context.textBaseline = "middle";
-  context.fillText(title, EDGE, height - LINE / 2, width - 2 * EDGE);
 }
 
 async function encodeWebp(canvas, paint, shares) {

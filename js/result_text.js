@@ -1,23 +1,6 @@
 /** Box on a node that shows the text that the node returns, such as the report of ADT-Tree Diagnostics. */
 
-import {
-  addElement,
-  callAfter,
-  executionIds,
-  findWidget,
-  fitNode,
-  foldAdvanced,
-  forwardWheelAndPan,
-  freeWidth,
-  nodeAt,
-  nodesOf,
-  openWorkflow,
-  refreshWidgets,
-  registerExtension,
-  removePreview,
-  setHidden,
-  shrinkNode,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { make } from "./elements.js";
 import { render } from "./markdown.js";
 import { texts } from "./texts.js";
@@ -31,22 +14,25 @@ const MOST = 16; // maximum number of stored texts
 
 function add(node) {
   const element = make("div", { className: "adt-result", hidden: "", tabindex: 0, dataset: { captureWheel: "true" } });
-  forwardWheelAndPan(element);
+  comfy.forwardWheelAndPan(element);
   const getMinHeight = () => (element.hidden ? 0 : HEIGHT);
-  setHidden(addElement(node, WIDGET, "ADT_TREE_TEXT", element, { label: texts.result, getMinHeight }), true);
+  comfy.setHidden(
+    comfy.addElement(node, WIDGET, "ADT_TREE_TEXT", element, { label: texts.result, getMinHeight }),
+    true,
+  );
 }
 
 /** Show a text on a node. */
 function write(node, text) {
-  const widget = findWidget(node, WIDGET);
+  const widget = comfy.findWidget(node, WIDGET);
   if (!widget) return;
   widget.element.replaceChildren(...render(text));
-  removePreview(node); // the last image of the run would make the node higher on the canvas
+  comfy.removePreview(node); // the last image of the run would make the node higher on the canvas
   if (!widget.element.hidden) return;
   widget.element.hidden = false;
-  setHidden(widget, false);
-  refreshWidgets(node, widget);
-  fitNode(node, [freeWidth(node, WIDTH), 0]);
+  comfy.setHidden(widget, false);
+  comfy.refreshWidgets(node, widget);
+  comfy.fitNode(node, [comfy.freeWidth(node, WIDTH), 0]);
 }
 
 /** Show and store the text of a node's output, if it has one. */
@@ -66,7 +52,7 @@ function show(node, output) {
 }
 
 function keyOf(node) {
-  return `${openWorkflow()} ${executionIds(node)[0]}`;
+  return `${comfy.openWorkflow()} ${comfy.executionIds(node)[0]}`;
 }
 
 function stored() {
@@ -77,27 +63,27 @@ function stored() {
   }
 }
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.result_text",
 
   nodeCreated(node) {
     if (!NODES.has(node.comfyClass)) return;
-    foldAdvanced(node);
+    comfy.foldAdvanced(node);
     add(node);
-    shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
-    callAfter(node, "onExecuted", (output) => show(node, output));
+    comfy.shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
+    comfy.callAfter(node, "onExecuted", (output) => show(node, output));
   },
 
   /** Show the texts again after ComfyUI has created the nodes again, for example after "undo" or a reload. */
   afterConfigureGraph() {
     const all = stored();
-    for (const node of nodesOf()) {
+    for (const node of comfy.nodesOf()) {
       const text = NODES.has(node.comfyClass) && all[keyOf(node)];
       if (text) write(node, text);
     }
   },
 
   onNodeOutputsUpdated(outputs) {
-    for (const [id, output] of Object.entries(outputs)) show(nodeAt(id), output);
+    for (const [id, output] of Object.entries(outputs)) show(comfy.nodeAt(id), output);
   },
 });

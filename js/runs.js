@@ -71,10 +71,8 @@ export async function load(saved, reference, budget) {
  */
 export async function keep(home, saved, reference) {
   const runs = await Promise.all(saved.map((map, part) => load(withOwnTexts(map, reference), { ...reference, part })));
-  noteShown(
-    home,
-    runs.map((run) => run.reference),
-  );
+  const references = runs.map((run) => run.reference);
+  noteShown(home, references);
   return runs;
 }
 
@@ -120,10 +118,8 @@ export function noteQueued({ prompt, workflow, homes, texts }, open) {
   queuedPrompts.set(prompt, { workflow, texts });
   if (queuedPrompts.size > PROMPTS) queuedPrompts.delete(queuedPrompts.keys().next().value);
   const taking = new Set(Object.values(homes));
-  absent.set(
-    prompt,
-    open.filter((home) => !taking.has(home)),
-  );
+  const others = open.filter((home) => !taking.has(home));
+  absent.set(prompt, others);
   if (!Object.keys(homes).length) return; // a workflow without maps
   store(({ queued }) => {
     queued[prompt] = homes;

@@ -30,9 +30,7 @@ export async function saveImage(name, { rows, columns, across, down }, panesIn, 
   const context = canvas.getContext("2d");
   draw(context, canvas, panesIn(width, height));
   fillBackground(context, canvas);
-  context.fillStyle = "#eee";
   context.font = "15px sans-serif";
-  context.textBaseline = "middle";
   drawScale(context, ends(figure, range), height + LINE, width);
   lines.forEach((line, i) => {
     context.fillText(line, EDGE, height + LINE * (i + 2), width - 2 * EDGE);
@@ -40,11 +38,14 @@ export async function saveImage(name, { rows, columns, across, down }, panesIn, 
   download(name, await new Promise((resolve) => canvas.toBlob(resolve)));
 }
 
-function fillBackground(context, { width, height }) {
+/** Fill the background of what is drawn, and prepare to write on it. */
+export function fillBackground(context, { width, height }) {
   context.globalCompositeOperation = "destination-over";
   context.fillStyle = "#16181d";
   context.fillRect(0, 0, width, height);
   context.globalCompositeOperation = "source-over";
+  context.fillStyle = "#eee";
+  context.textBaseline = "middle";
 }
 
 /** Let the browser save a file. */

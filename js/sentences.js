@@ -1,10 +1,11 @@
 /** Sentences and tables about a run and its tokens, from the phrases of texts.js. */
 
-import { contrast, regions } from "./regions.js";
 import { methodName, texts } from "./texts.js";
 
 const FASTER = 1.05; // minimum estimated speed-up that is worth telling
 const FEW = 0.1; // minimum share of passes with drafts; a run with fewer counts as a run without drafts
+const THIRDS = 3; // regions along each side
+const MIN_RATIO = 1.25; // minimum ratio of the fastest to the slowest region; smaller differences may be noise
 
 /** The method of a run. For relaxed acceptance (LANTERN), it includes the share of replaced tokens. */
 export function nameOf(run) {
@@ -76,6 +77,37 @@ export function caption(run, differences = [], off = "") {
   const own = (run.state === "done" ? texts.of : texts.at)(nameOf(run), run.seed);
   const place = run.listed > 1 ? texts.lastOfList(run.listed) : "";
   return [own, place, differences.length ? texts.now(differences) : "", off].filter(Boolean).join(" ");
+}
+
+/**
+ * Statistics of the tokens per pass in each region of an image. Regions without generated tokens are left out.
+ *
+ * @returns {{region: number, rounds: number, mean: number}[]} `region` is the index of the region, row by row from the
+ *   top left. `rounds` is its number of passes.
+ */
+function regions(run, image) {
+  const found = Array.from({ length: THIRDS * THIRDS }, () => new Map()); // pass -> tokens
+  run.roundOf[image].forEach((round, cell) => {
+    if (round < 0) return;
+    const row = Math.floor((THIRDS * Math.floor(cell / run.columns)) / run.rows);
+    const column = Math.floor((THIRDS * (cell % run.columns)) / run.columns);
+    found[THIRDS * row + column].set(round, run.rounds[round].records.get(image).accepted + 1);
+  });
+  return found.flatMap((rounds, region) =>
+    rounds.size ? [{ region, rounds: rounds.size, mean: mean([...rounds.values()]) }] : [],
+  );
+}
+
+/** The fastest and the slowest region as { fastest, slowest }. null if their speeds are similar or nothing is known. */
+function contrast(run, image) {
+  const sorted = regions(run, image).sort((a, b) => b.mean - a.mean);
+  const fastest = sorted[0];
+  const slowest = sorted.at(-1);
+  return fastest?.mean > MIN_RATIO * slowest?.mean ? { fastest, slowest } : null;
+}
+
+function mean(values) {
+  return values.reduce((a, b) => a + b) / values.length;
 }
 
 /** One sentence about the fastest and the slowest region of an image. "" if their speeds are similar. */

@@ -3,15 +3,7 @@
  * This file translates the values of combo inputs and the messages of the server.
  */
 
-import {
-  fetchTranslations,
-  isOurs,
-  language,
-  registerExtension,
-  setLabels,
-  setPlaceholder,
-  widgetsOf,
-} from "./comfy.js";
+import * as comfy from "./comfy.js";
 import { setTemplates } from "./messages.js";
 import { own } from "./own.js";
 
@@ -19,13 +11,13 @@ const CONTROL = "control_after_generate"; // name of the widget that ComfyUI add
 let controls; // its labels in locales/.../main.json
 let nodes = {}; // type of a node -> its texts in locales/.../nodeDefs.json
 
-registerExtension({
+comfy.registerExtension({
   name: "adttree.translations",
 
   async setup() {
-    const locale = language();
+    const locale = comfy.language();
     if (!locale || locale === "en") return;
-    const texts = (await fetchTranslations())[locale];
+    const texts = (await comfy.fetchTranslations())[locale];
     nodes = texts?.nodeDefs ?? {};
     const names = Object.values(nodes).flatMap(({ inputs }) => Object.entries(inputs ?? {}));
     const { messages = {}, sentences = {} } = texts?.adtTree ?? {};
@@ -35,12 +27,12 @@ registerExtension({
 
   /** Translate the displayed labels, not the values. Workflows then have the same values in all languages. */
   nodeCreated(node) {
-    if (!isOurs(node)) return;
-    for (const widget of widgetsOf(node)) {
+    if (!comfy.isOurs(node)) return;
+    for (const widget of comfy.widgetsOf(node)) {
       const input = own(own(nodes, node.comfyClass)?.inputs, widget.name);
       const labels = widget.name === CONTROL ? controls : input?.options;
-      if (input) setPlaceholder(widget, input.name);
-      if (labels) setLabels(widget, (value) => own(labels, value) ?? value ?? "");
+      if (input) comfy.setPlaceholder(widget, input.name);
+      if (labels) comfy.setLabels(widget, (value) => own(labels, value) ?? value ?? "");
     }
   },
 });

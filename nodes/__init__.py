@@ -6,7 +6,7 @@ from functools import partial
 from comfy_api.v0_0_2 import ComfyExtension, io
 
 from ..adt_core.runtime import get_runtime
-from . import folders, map_homes, saved_map, web_address
+from . import folders, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .collector import ADTTreeBatchReport
@@ -15,6 +15,7 @@ from .compare import ADTTreeCompare
 from .diagnostics import ADTTreeDiagnostics
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
 from .lantern import ADTTreeLANTERN
+from .live_map import announce_homes
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import VALIDATION, ADTTreePrompts
 from .run_stats import ADTTreeMapToImage, ADTTreeRunStats
@@ -34,7 +35,7 @@ class ADTTreeExtension(ComfyExtension):
         get_runtime().notify = partial(tell, level=logging.INFO, is_lasting=False)
         web_address.warn_of_copies("ADTTreeSampler")
         if (instance := server()) is not None:
-            for handler in (VALIDATION.renew, remember_tab, saved_map.remind, map_homes.announce):
+            for handler in (VALIDATION.renew, remember_tab, saved_map.remind, announce_homes):
                 instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,

@@ -42,8 +42,7 @@ from ..adt_core.run import (
     named_folder,
     read_pixels,
 )
-from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, show_images, show_line, tell
+from .comfy_runtime import Progress, check_cancelled, show_images, show_line, tell, telling_what_is_kept
 from .drafting import AUTO, drafting_input
 from .prompts import NO_SEED, ADTTreePrompts
 from .sampling import Run, noise_input, prepare, preset_input, sampling_inputs
@@ -70,8 +69,7 @@ PER_IMAGE, SAME, STEPPED = "per image", "same", "increment"
 `PER_IMAGE`: the noise of an image depends on the input `seed` and on the number of its prompt. `SAME`: all prompts use
 the same noise. `STEPPED`: the first prompt uses the value of `seed`, the second prompt this value + 1, and so on.
 """
-CHUNK = 4
-"""Default number of images that are decoded together."""
+CHUNK = 4  # default number of images that are decoded together
 _SHOWN_EVERY, _SHOWN = 1.0, 64
 """The node shows finished images during the run. `_SHOWN_EVERY` is the number of seconds between two updates of these
 images, and `_SHOWN` is the maximum number of images that an update shows."""
@@ -206,13 +204,7 @@ def _saved(jobs: Iterable[Job], folder: Path) -> list[ui.SavedResult]:
 
 
 def one(name: str, values: Sequence) -> Any:
-    """Return the only value of an input.
-
-    ComfyUI passes every input of this node as a list. Most inputs must have exactly one value.
-
-    Raises:
-        AdtError: If there is not exactly one value.
-    """
+    """Return the only value of an input, which ComfyUI passes as a list. Raise AdtError if there is not exactly one."""
     if len(values) != 1:
         raise AdtError("input.several", input=name, count=len(values))
     return values[0]
@@ -238,16 +230,13 @@ def _prepared(
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """Return the text chunks for the PNG files of a batch.
+    """Return the text chunks for the PNG files of a batch, by keyword. They are {} if the server disables metadata.
 
     ComfyUI's Save Image node writes the same text chunks, except that acceptance maps are removed here. The maps in the
     workflow belong to images of other nodes.
 
     Args:
         hidden: Hidden inputs `prompt` and `extra_pnginfo` of the node.
-
-    Returns:
-        JSON texts by keyword. The dictionary is empty if the server disables metadata.
     """
     if args.disable_metadata:
         return {}
@@ -288,17 +277,14 @@ def _without_tokens(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[int, Mapping[str, Any]], str]:
-    """Generate and save the images that are not in the folder yet.
-
-    The progress bar and the images on the node also include the images of earlier runs.
+    """Generate and save the images that are not in the folder yet. Progress also counts the images of earlier runs.
 
     Returns:
         Number -> record of all images, and a remark for the user or "".
     """
-    node_id = hidden.unique_id
     length = run.model.target.length
     total = len(batch.jobs) * length
-    progress = Progress(total, node_id, None)
+    progress = Progress(total, hidden.unique_id, None)
     with telling_what_is_kept(lambda: _kept(batch)):
         records = _present(batch=batch)
         missing = [job for job in batch.jobs if job.number not in records]
@@ -313,7 +299,7 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
                 records[finished.job.number] = _without_tokens(result.record)
                 done.append(finished.job)
             if step.finished and time.monotonic() - shown > _SHOWN_EVERY:
-                show_images(node_id, _saved(done[-_SHOWN:], batch.store.folder))
+                show_images(hidden.unique_id, _saved(done[-_SHOWN:], batch.store.folder))
                 shown = time.monotonic()
             tokens = earlier * length + step.done
             line = message("batch.progress", done=len(done), count=len(batch.jobs), tokens=tokens, total=total)
@@ -327,7 +313,6 @@ def _draw(batch: Batch, run: Run, batch_size: int, hidden: Any) -> tuple[dict[in
 
 
 def _kept(batch: Batch) -> str:
-    """Return the message for a cancelled batch."""
     count = len(existing_images(batch.store.folder).keys() & {job.number for job in batch.jobs})
     return message("batch.kept", done=count, count=len(batch.jobs), folder=_shown(batch.store.folder))
 
@@ -405,11 +390,7 @@ def _count_too_long(prompts: list, check: Callable[[str], str], model: str, hidd
     graph = hidden.prompt or {}
     link = graph.get(hidden.unique_id, {}).get("inputs", {}).get("prompts")
     source = link[0] if isinstance(link, list) else None
-    if (
-        source is None
-        or source not in graph
-        or graph[source].get("class_type") != ADTTreePrompts.define_schema().node_id
-    ):
+    if source is None or graph.get(source, {}).get("class_type") != ADTTreePrompts.__name__:
         return
     too_long = sum(_is_too_long(prompt, check) for prompt in prompts)
     if too_long:

@@ -29,9 +29,8 @@ from ..adt_core.policies import PLAIN, method_title
 from ..adt_core.run import digest, named_folder
 from ..adt_core.settings import MAX_SEED
 from . import folders
-from .cancelling import telling_what_is_kept
 from .clip_and_vae import encode
-from .comfy_runtime import Progress, check_cancelled, refusal, shown_text, tell
+from .comfy_runtime import Progress, check_cancelled, refusal, shown_text, tell, telling_what_is_kept
 from .prompts import check, fingerprint, read
 from .sampling import Run, prepare, preset_input
 from .schema import Tooltips, schema, widget
@@ -71,9 +70,7 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "inception": "Inception Score: file with torch-fidelity's weights of Inception.",
         "real_images": "FID: folder with real images to compare with; also needs inception.",
     },
-    outputs={
-        "table": "The results as a Markdown table, for Preview as Text.",
-    },
+    outputs={"table": "The results as a Markdown table, for Preview as Text."},
 )
 
 
@@ -223,11 +220,7 @@ class _Session:
         return paper.compare(measure, folder)[0]
 
     def _plan(self, methods: Sequence[str], temperature: float | None = None) -> Benchmark:
-        """Return a benchmark.
-
-        Args:
-            temperature: Temperature (default: the input's).
-        """
+        """Return a benchmark. Without `temperature`, it has the temperature of the input."""
         recipe = self.run.pipeline.recipe
         if temperature is not None:
             recipe = replace(recipe, sampling=replace(recipe.sampling, temperature=temperature))

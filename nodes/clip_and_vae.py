@@ -72,14 +72,7 @@ class _Stock:
 
 
 def encode(model: LoadedModel, text: str) -> Any:
-    """Encode a text to the token ids of a prompt.
-
-    Args:
-        model: Model whose tokenizer and text encoder, if it has one, are used.
-
-    Raises:
-        AdtError: If the text is empty or too long.
-    """
+    """Encode a text to the token ids of a prompt. Raise AdtError if it is empty or too long."""
     with text_encoder(model):
         return model.target.encode_prompt(text)
 
@@ -118,11 +111,7 @@ class TextEncoder(_Stock):
 
 
 def read_prompt(conditioning: list, name: str) -> Prompt:
-    """Return the prompt in a CONDITIONING of this pack.
-
-    Raises:
-        AdtError: If another CLIP made it, or a node combined or changed it.
-    """
+    """Return the prompt in a CONDITIONING. Raise AdtError if another CLIP made it, or a node combined or changed it."""
     pairs = conditioning if isinstance(conditioning, list) else []
     are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
     if not pairs or not are_pairs or not isinstance(pairs[0][1].get(_PROMPT), Prompt):
@@ -207,16 +196,9 @@ class ImageTokenizer(_Stock):
 
 
 def cropped(image: Tensor, side: int, name: str) -> Tensor:
-    """Crop an IMAGE so that its height and width are multiples of `side`, and remove the alpha channel.
+    """Crop an IMAGE [B, H, W, 3 or 4] to [B, h, w, 3], with sides that are multiples of `side`, the pixels of a token.
 
     The crop is centred, as with ComfyUI's own VAEs.
-
-    Args:
-        image: IMAGE [B, H, W, 3 or 4].
-        side: Side of a token in pixels.
-
-    Returns:
-        IMAGE [B, h, w, 3].
 
     Raises:
         AdtError: If the value is not an IMAGE, or smaller than `side`.

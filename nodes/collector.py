@@ -36,10 +36,7 @@ _COLLECTOR_TOOLTIPS = Tooltips(
         "copies_by_id": "Also copy each image to the subfolder by_id, as ID.png, for programs that find an image by "
         "its id, such as scores on MS-COCO.",
     },
-    outputs={
-        "sheet": "The contact sheet.",
-        "stats": "Statistics of the complete batch as JSON, for Preview as Text.",
-    },
+    outputs={"sheet": "The contact sheet.", "stats": "Statistics of the complete batch as JSON, for Preview as Text."},
 )
 
 

@@ -6,7 +6,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from inspect import Parameter, signature
@@ -25,19 +26,16 @@ from ..adt_core import AdtError
 from ..adt_core.errors import one_line, substitute_inputs
 from ..adt_core.messages import Message, parts_of
 from ..adt_core.run import Hardware, Previews, PreviewSchedule, has_bfloat16
-from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"
 """Event that sends a line of text under a node to the page, in parts that the page can translate."""
-_ERROR_EVENT = "adt_tree.error"
-"""Event that sends the parts of an error."""
+_ERROR_EVENT = "adt_tree.error"  # event that sends the parts of an error
 _VALIDATED_FOR: ContextVar[str | None] = ContextVar("client id of the tab whose prompt is validated", default=None)
 _FREE_RAM = 128 * 2**30
 """Amount of RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most machines
 have less RAM, so the cache drops all such results."""
 
-MAP_PICTURE = 512
-"""Maximum length in pixels of the longer side of an image that the map shows."""
+MAP_PICTURE = 512  # maximum length in pixels of the longer side of an image that the map shows
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
 """Raise ComfyUI's InterruptProcessingException if the user has cancelled the run. The engine calls this function as
@@ -229,6 +227,36 @@ def _parts(text: str) -> list[dict]:
         | {"parameters": {k: _parts(v) if isinstance(v, Message) else v for k, v in part.parameters.items()}}
         for part in parts_of(text)
     ]
+
+
+@contextmanager
+def decorating(what: str) -> Iterator[None]:
+    """Log errors of the `with` block instead of raising them, except the exception with which ComfyUI cancels a run.
+
+    For optional additions to an image, such as maps: after an error, the user gets the image without the addition.
+    """
+    try:
+        yield
+    except mm.InterruptProcessingException:  # in older versions of ComfyUI, this is a subclass of Exception
+        raise
+    except Exception:
+        logging.warning("ADT-Tree: %s is left out, since it could not be made.", what, exc_info=True)
+
+
+@contextmanager
+def telling_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Show a line of text under the running node if the user cancels the `with` block. ComfyUI itself shows nothing.
+
+    Args:
+        kept: Function that returns the text: how much is kept, and how to continue. "" shows nothing.
+    """
+    try:
+        yield
+    except mm.InterruptProcessingException:
+        with decorating("the note on the cancelled run"):
+            if note := kept():
+                tell(note, logging.INFO)
+        raise
 
 
 def drop_unused_results() -> None:

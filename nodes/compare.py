@@ -17,15 +17,7 @@ from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import invalid_prompts_input, prepare, preset_input, previews, sampling_inputs
 from .schema import Tooltips, input_ids, schema
-from .sockets import (
-    DrafterSocket,
-    LanternSocket,
-    LoadedDrafter,
-    LoadedModel,
-    ModelSocket,
-    SettingsSocket,
-    checked,
-)
+from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, SettingsSocket, checked
 
 _COMPARE_TOOLTIPS = Tooltips(
     inputs={

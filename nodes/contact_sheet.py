@@ -27,10 +27,8 @@ COLUMNS = tuple(
 _IDENTITY = "id", "prompt", "file"
 """Keys that identify the image of a row. Two rows with equal values for these keys describe the same image, even if the
 rows are in different reports."""
-ENDINGS = "csv", "json", "png"
-"""Extensions of a report's files."""
-LONGEST_SIDE = 8192
-"""Maximum length of a contact sheet's longer side, in pixels. Thumbnails shrink to fit."""
+ENDINGS = "csv", "json", "png"  # extensions of a report's files
+LONGEST_SIDE = 8192  # maximum length of a contact sheet's longer side, in pixels. Thumbnails shrink to fit.
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
 _PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
 _COMPRESSION = 4
@@ -80,11 +78,7 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Return whether the new report of a list may have this name.
-
-    The result is True if no report has this name, or if `mine`, the images of the list, contains all images of the
-    existing report.
-    """
+    """Return whether no report has this name, or `mine`, the images of the list, contains all images of that report."""
     if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
         return True
     try:

@@ -11,8 +11,7 @@ from .sampling import prepare
 from .schema import Tooltips, schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
-_PARTS = 1000
-"""Number of steps of the progress bar."""
+_PARTS = 1000  # number of steps of the progress bar
 
 
 _DIAGNOSTICS_TOOLTIPS = Tooltips(
@@ -20,9 +19,7 @@ _DIAGNOSTICS_TOOLTIPS = Tooltips(
         "model": "The model to test.",
         "drafter": "The drafter to test. If not connected, the first installed drafter that fits the model.",
     },
-    outputs={
-        "report": "The report as Markdown, for Preview as Text.",
-    },
+    outputs={"report": "The report as Markdown, for Preview as Text."},
 )
 
 

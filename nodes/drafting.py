@@ -17,8 +17,7 @@ from .comfy_runtime import check_cancelled, tell
 from .sockets import LoadedDrafter, LoadedModel
 from .weights import manage
 
-AUTO = next(iter(CHOICES))
-"""Default of the input `drafting`."""
+AUTO = next(iter(CHOICES))  # default of the input `drafting`
 
 
 def drafting_input() -> io.Input:
@@ -51,11 +50,7 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
 
 
 def own_drafter(model: LoadedModel, path: str) -> LoadedDrafter:
-    """Return the drafter to use if none is connected. The model caches the drafter.
-
-    Args:
-        path: Result of `own_path`.
-    """
+    """Return the drafter to use if none is connected, at the path of `own_path`. The model caches the drafter."""
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
         model.own_drafters.clear()
@@ -83,12 +78,10 @@ def own_path(model: LoadedModel) -> str:
 
 
 def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedDrafter:
-    """Load a drafter for a model.
+    """Load a drafter for a model. With `window`, add the Jacobi window to the network.
 
     Args:
         path: Path of a network, or name of a drafter without files.
-        window: Whether to add the Jacobi window to the network. The window drafts with guesses from the target's own
-            earlier passes.
     """
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None

@@ -27,22 +27,18 @@ CHOICE_MODES = RANDOM, ALL, OFF
 
 `RANDOM` replaces each group of alternatives by one of them, `ALL` expands the prompt to all combinations, and `OFF`
 leaves the braces as they are."""
-MAX_PROMPTS = 100_000
-"""Maximum number of prompts after expansion."""
-MAX_TOTAL = 50_000_000
-"""Maximum number of characters of all expanded prompts together."""
+MAX_PROMPTS = 100_000  # maximum number of prompts after expansion
+MAX_TOTAL = 50_000_000  # maximum number of characters of all expanded prompts together
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of a prompt to expand. No model can read longer prompts, so they stay unchanged."""
 MAX_DEPTH = 50
 """Maximum depth of nested groups, if all combinations are expanded. Each level copies the texts of the levels in it."""
 _TOKENS = re.compile(r"\\[{|}]|[{|}]")
-_WEIGHT = re.compile(r"\s*(\d{1,9}(?:\.\d{0,9})?)::")
-"""Weight at the beginning of an alternative."""
+_WEIGHT = re.compile(r"\s*(\d{1,9}(?:\.\d{0,9})?)::")  # weight at the beginning of an alternative
 _UNSUPPORTED = re.compile(r"(?<!\\)\{\s*-?\d[\d\s-]{0,20}\$\$|\$\{\w+|(?<!\w)__[^\W_][\w*/.-]{0,100}?__(?!\w)")
 """Marks of other packs: `{2$$a|b}` chooses two alternatives, `${x}` is a variable, and `__x__` is a line of a file."""
 _PER_CHECK = 1000  # texts between two calls of the cancellation callback
-_Parts = list[Any]
-"""Text as a list of parts that follow one another: texts, and results of `choose` (see `_parse`)."""
+_Parts = list[Any]  # text as a list of parts that follow one another: texts, and results of `choose` (see `_parse`)
 
 
 class _Size(NamedTuple):

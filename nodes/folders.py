@@ -7,20 +7,24 @@ therefore cached with their modification times, so an unchanged list costs one `
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import folder_paths
+import yaml
+from comfy.cli_args import args
 
 from ..adt_core import AdtError
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import one_line, shown
-from ..adt_core.files import is_device, is_hidden, is_writable, list_visible, parse_json, read_text
+from ..adt_core.files import LARGEST_JSON, is_device, is_hidden, is_writable, list_visible, parse_json, read_text
 from ..adt_core.models import STAGE, Published, find_published, name_of, published, published_at
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.run import default_drafter, is_target_config, is_target_file
 from ..adt_core.settings import BUNDLED
-from .extra_paths import default_folders
 
 # keys of `extra_model_paths.yaml`
 MODELS_KEY, DRAFTERS_KEY, METRICS_KEY = "ar_image_models", "ar_image_drafters", "ar_image_metrics"
@@ -29,14 +33,11 @@ _FOLDER_NAMES = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters", METR
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
 fits the model, otherwise a drafter without files."""
-NONE = "none"
-"""Name in the lists for quality metrics that stands for no weights."""
+NONE = "none"  # name in the lists for quality metrics that stands for no weights
 WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
 """Names in the drafter list that need no files in the drafter folders. They are always listed."""
-LONGEST_NAME = 100
-"""Maximum number of characters in the name of a report or a drafter."""
-_MOST_NAMED = 10
-"""Maximum number of models that an error lists."""
+LONGEST_NAME = 100  # maximum number of characters in the name of a report or a drafter
+_MOST_NAMED = 10  # maximum number of models that an error lists
 _SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
 """Folders of `models`, or keys of `extra_model_paths.yaml`, where other packs keep complete checkpoints."""
 _LARGEST_CONFIG = 8  # MiB; larger files are ignored, because reading them is slow. Anole's configuration has 2 MiB
@@ -97,16 +98,8 @@ def is_published(name: str) -> bool:
 
 
 def find_model(name: str) -> str:
-    """Return the path of a model.
-
-    Args:
-        name: Name in the list or in a workflow template.
-
-    Raises:
-        AdtError: If the model is not installed, with instructions.
-    """
-    path = installed(name)
-    if path is not None:
+    """Return the path of a model as `installed` does. Raise AdtError with instructions if it is not installed."""
+    if path := installed(name):
         return path
     raise missing(name, "model")
 
@@ -176,11 +169,7 @@ def new_drafter(name: str) -> Path:
 
 
 def check_name(name: str, input_id: str = "name") -> None:
-    """Check the name of a new file or folder.
-
-    Raises:
-        AdtError: If the name is not a plain file name that all operating systems accept.
-    """
+    """Raise AdtError if the name of a new file or folder is not a plain one that all operating systems accept."""
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
         raise AdtError("name.invalid", input=input_id, name=shown(name))
@@ -194,25 +183,14 @@ def drafter_for(model: str) -> str:
 
 
 def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
-    """Return the path of a chosen name.
-
-    Args:
-        choices: Name -> path of the available choices.
-
-    Raises:
-        AdtError: If `choices` does not have the name.
-    """
+    """Return the path of a chosen name. Raise AdtError if `choices` (name -> path) does not have the name."""
     if name not in choices:
         raise AdtError("file.gone", input=what, name=name, key=key)
     return choices[name]
 
 
 def fingerprint(path: str) -> str:
-    """Return a string that changes when the checkpoint's files change, so that a replaced checkpoint is loaded again.
-
-    Args:
-        path: Path of a checkpoint, or name of a drafter without files.
-    """
+    """Return a string that changes when the files of a checkpoint change. `path` may be a drafter without files."""
     if path == AUTO:  # the automatic choice depends on the contents of all folders
         return repr([*models(), *((name, fingerprint(path)) for name, path in drafters().items() if path != AUTO)])
     if path == BUNDLED or path in DRAFTERS:
@@ -242,9 +220,36 @@ def _home(key: str) -> Path:
 
     If it is not writable, for example because it is on a read-only network share, the next writable folder is returned.
     """
-    marked = default_folders(key)
+    marked = _default_folders(key)
     roots = [Path(root) for root in sorted(_roots(key), key=lambda root: (root not in marked, root != _own(key)))]
     return next(filter(is_writable, roots), roots[0])
+
+
+def _default_folders(key: str) -> set[str]:
+    """Return the folders for a key in sections of `extra_model_paths.yaml` with `is_default`.
+
+    ComfyUI reads the file before it loads the pack, and does not keep the mark.
+    """
+    return {
+        os.path.normpath(os.path.join(base, line))
+        for section, base in _sections()
+        if section.get("is_default")
+        for line in str(section.get(key, "")).split("\n")
+        if line
+    }
+
+
+def _sections() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each section of the files that ComfyUI has read, with the folder that its paths are relative to."""
+    usual = Path(os.path.realpath(folder_paths.__file__)).with_name("extra_model_paths.yaml")
+    for file in (usual, *map(Path, chain(*args.extra_model_paths_config or []))):
+        content = None
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            content = yaml.safe_load(read_text(file, LARGEST_JSON))
+        for section in content.values() if isinstance(content, dict) else ():
+            if isinstance(section, dict):
+                base = os.path.expandvars(os.path.expanduser(str(section.get("base_path", ""))))
+                yield section, os.path.join(file.absolute().parent, base)
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:

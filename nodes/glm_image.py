@@ -43,9 +43,7 @@ _GLM_DECODER_LOADER_TOOLTIPS = Tooltips(
         "if_missing": "What happens if GLM-Image is not installed. explain: an error names the download. download: "
         "the node downloads it from Hugging Face (36 GB).",
     },
-    outputs={
-        "decoder": "The second stage, for ADT-Tree GLM-Image Decode.",
-    },
+    outputs={"decoder": "The second stage, for ADT-Tree GLM-Image Decode."},
 )
 
 
@@ -74,12 +72,8 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
     def fingerprint_inputs(
         cls, transformer: str = PUBLISHED, text_encoder: str = BESIDE, vae: str = BESIDE, **_
     ) -> str:
-        found = (
-            _transformer(transformer),
-            folders.files("text_encoders").get(text_encoder),
-            folders.files("vae").get(vae),
-        )
-        return repr([folders.fingerprint(path) for path in found if path is not None])
+        single = folders.files("text_encoders").get(text_encoder), folders.files("vae").get(vae)
+        return repr([folders.fingerprint(path) for path in (_transformer(transformer), *single) if path is not None])
 
     @classmethod
     @checked
@@ -94,21 +88,14 @@ class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
             tell(message("model.missing", model=transformer), logging.ERROR)
             raise folders.missing(glm_pixels.FOLDER, "transformer")
         drop_unused_results()
-        half = hardware().bfloat16
-        pipeline = glm_pixels.load(
-            Path(path),
-            _file("text_encoder", "text_encoders", text_encoder),
-            _file("vae", "vae", vae),
-            device=mm.unet_offload_device(),
-            dtype=_DTYPES.get(dtype, torch.bfloat16 if half else torch.float32),
-            fp8=dtype == _FP8,
-            check=check_cancelled,
-        )
+        auto = torch.bfloat16 if hardware().bfloat16 else torch.float32
+        how = {"dtype": _DTYPES.get(dtype, auto), "fp8": dtype == _FP8, "check": check_cancelled}
+        parts = _file("text_encoder", "text_encoders", text_encoder), _file("vae", "vae", vae)
+        pipeline = glm_pixels.load(Path(path), *parts, device=mm.unet_offload_device(), **how)
         smaller = message("remedy.smaller_image")
         remedy = smaller if dtype == _FP8 else message("remedy.fp8")
-        main = manage(
-            nn.ModuleList([pipeline.transformer, pipeline.text_encoder]), message("title.second_stage"), remedy
-        )
+        both = nn.ModuleList([pipeline.transformer, pipeline.text_encoder])
+        main = manage(both, message("title.second_stage"), remedy)
         return io.NodeOutput(GlmDecoder(pipeline, main, manage(pipeline.vae, message("title.vae"), smaller)))
 
 
@@ -149,9 +136,7 @@ _GLM_DECODE_TOOLTIPS = Tooltips(
         "steps": "Number of diffusion steps. The published value is 50.",
         "guidance": "How closely the image follows tokens and text. The published value is 1.5; 1 takes half the time.",
     },
-    outputs={
-        "IMAGE": "The images, with 32 × 32 pixels per token.",
-    },
+    outputs={"IMAGE": "The images, with 32 × 32 pixels per token."},
 )
 
 
@@ -211,10 +196,9 @@ class ADTTreeGLMImageDecode(io.ComfyNode):
 
 def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
     """Raise AdtError if the decoder cannot read the model's tokens."""
-    target = model.target
-    known = glm_pixels.codes_of(decoder.pipeline)
-    if not glm_pixels.decodes(decoder.pipeline, target):
-        raise AdtError("glm_image.other_codes", known=known, model=target.name)
+    if not glm_pixels.decodes(decoder.pipeline, model.target):
+        known = glm_pixels.codes_of(decoder.pipeline)
+        raise AdtError("glm_image.other_codes", known=known, model=model.target.name)
 
 
 def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[SourceImage]:
@@ -240,10 +224,9 @@ def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Sour
 
 
 def _preview(decoder: GlmDecoder, latents: Tensor) -> Image.Image:
-    """Decode a preview of the final image.
+    """Decode a preview from a step's prediction of the final latents.
 
-    `latents` is the prediction of a diffusion step for the final latents. They are downscaled first, because decoding
-    them in full size would take as long as a diffusion step.
+    They are downscaled first, because decoding them in full size would take as long as a diffusion step.
     """
     scale = min(1.0, _SHOWN / max(latents.shape[2:]))
     fewer = torch.nn.functional.interpolate(latents, scale_factor=scale, mode="area")

@@ -17,9 +17,7 @@ _LANTERN_TOOLTIPS = Tooltips(
         "factor": "LANTERN++: limit of a draft, as a multiple of its probability (lambda in the paper). 1 is exact.",
         "max_replaced": "Maximum share of an image's tokens that may be replaced. 1 sets no limit.",
     },
-    outputs={
-        "lantern": "Relaxed acceptance, for the ADT-Tree Sampler.",
-    },
+    outputs={"lantern": "Relaxed acceptance, for the ADT-Tree Sampler."},
 )
 
 

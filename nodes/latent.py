@@ -54,11 +54,7 @@ def empty_mask_note(latent: dict, kept: Tensor) -> str:
 
 
 def _batch_index(latent: dict, count: int) -> list[int]:
-    """Return the index that each image of a LATENT had in its batch.
-
-    Raises:
-        AdtError: If `batch_index` is not a list, array or tensor of one whole number per image.
-    """
+    """Return the index of each image in its batch. Raise AdtError if `batch_index` is not a whole number per image."""
     given = latent.get("batch_index")
     values = given.tolist() if given is not None and hasattr(given, "tolist") else given
     if values is None or values == []:
@@ -70,12 +66,7 @@ def _batch_index(latent: dict, count: int) -> list[int]:
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
-    """Return the codes of a LATENT's images.
-
-    For each vector of the LATENT, the code is the index of the nearest codebook vector.
-
-    Returns:
-        Codes [B, rows, columns], on the CPU.
+    """Return the codes [B, rows, columns] of a LATENT's images on the CPU: the indices of the nearest codebook vectors.
 
     Raises:
         AdtError: If another model made the LATENT.
@@ -110,12 +101,5 @@ def _check(latent: dict, codes: Tensor, target: Target) -> None:
     rows, columns = target.grid
     if tuple(codes.shape[1:]) != (rows, columns):
         side = target.downsample
-        raise AdtError(
-            "latent.size",
-            token_rows=codes.shape[1],
-            token_columns=codes.shape[2],
-            rows=rows,
-            columns=columns,
-            width=columns * side,
-            height=rows * side,
-        )
+        sizes = {"rows": rows, "columns": columns, "width": columns * side, "height": rows * side}
+        raise AdtError("latent.size", token_rows=codes.shape[1], token_columns=codes.shape[2], **sizes)

@@ -16,10 +16,8 @@ _FONTS = (
     "NotoEmoji-Regular.ttf", "Symbola.ttf", "Apple Symbols.ttf",
 )  # fmt: skip
 """Font files of Linux, Windows and macOS, fonts with Latin letters first."""
-_NONCHARACTER = "\U0010fffe"
-"""Unassigned code point, for which every font draws its missing-glyph sign."""
-MISSING = "\N{WHITE SQUARE}"
-"""Replacement for a character that no font has."""
+_NONCHARACTER = "\U0010fffe"  # unassigned code point, for which every font draws its missing-glyph sign
+MISSING = "\N{WHITE SQUARE}"  # replacement for a character that no font has
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -47,12 +45,8 @@ class Lettering:
         """Break a readable text into lines, between words if possible.
 
         Args:
-            text: Result of `readable`.
             width: Maximum width of a line in pixels.
             lines: Maximum number of lines. A longer text ends in three dots.
-
-        Returns:
-            The lines.
         """
         wrapped: list[str] = []
         # A letter is at least one pixel wide, so at most `lines * width` letters fit. One more letter is kept, so that
@@ -68,10 +62,7 @@ class Lettering:
         return wrapped
 
     def _fitting(self, text: str, width: float, ending: str) -> int:
-        """Return how many characters of `text` fit into `width` pixels, at least 1.
-
-        If `text` is too long, `ending` will be drawn after these characters. The width of `ending` then counts, too.
-        """
+        """Return how many characters of a text, at least 1, fit into `width` pixels, with the ending of a cut text."""
         if self.length(text) <= width:
             return len(text)
         return max(1, bisect_right(range(1, len(text)), width, key=lambda count: self.length(text[:count] + ending)))
@@ -82,7 +73,6 @@ class Lettering:
         Args:
             left: Left edge of the text in pixels.
             top: Top edge of the text in pixels. Only the tallest font of the text reaches this edge.
-            text: Result of `readable`.
         """
         base = top + max((_ascent(font) for font, _ in self._parts(text)), default=0)
         for font, part in self._parts(text):

@@ -15,14 +15,14 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from uuid import uuid4
 
 from PIL import Image
 
 from ..adt_core import Decoding, Round
 from ..adt_core.run import digest
-from .comfy_runtime import MAP_PICTURE, prompt_id, running_node, send, temporary_file, watched
-from .log_errors import decorating
-from .saved_map import MAX_SAVED, attach, certainties, inputs_of, pack, shortened, texts_of, workflow_of
+from .comfy_runtime import MAP_PICTURE, decorating, prompt_id, running_node, send, temporary_file, watched
+from .saved_map import MAX_SAVED, attach, certainties, inputs_of, owners, pack, shortened, texts_of, workflow_of
 
 EVENT = "adt_tree.map"
 RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
@@ -159,6 +159,29 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
         attach(hidden, [live_map.small(whole) for live_map, whole in zip(maps, wholes)])
         return {"adt_tree_map": wholes}
     return None
+
+
+def announce_homes(request: dict) -> dict:
+    """Send the homes of a queued prompt's maps to the browser tab that queues the prompt.
+
+    The home of a map is the workflow and the node that the map belongs to. The page needs the homes, because the user
+    may open another workflow before the prompt finishes. The message contains the prompt's id, which this handler
+    creates if the client did not.
+
+    Args:
+        request: Body of `POST /prompt`.
+
+    Returns:
+        The request, with a `prompt_id`.
+    """
+    with decorating("where maps belong"):
+        tab = request.get("client_id")
+        places = owners(request)
+        if isinstance(tab, str) and places is not None:
+            if request.get("prompt_id") is None:
+                request["prompt_id"] = str(uuid4())
+            send("adt_tree.queued", {"prompt": request["prompt_id"], **places}, tab)
+    return request
 
 
 def _values(hidden: Any, known: Collection[str]) -> dict[str, str]:

@@ -68,6 +68,7 @@ _MODEL_LOADER_TOOLTIPS = Tooltips(
 class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        lists = {"downloads": offered_downloads(), "installed": folders.installed_names(), "about": about_models()}
         return schema(
             "ADTTreeModelLoader",
             "ADT-Tree Model Loader",
@@ -79,16 +80,7 @@ class ADTTreeModelLoader(io.ComfyNode):
                 *(*IMAGE_TOKENS, "autoregressive", "load model", "自回归模型", "加载模型"),
             ],  # fmt: skip
             inputs=[
-                io.Combo.Input(
-                    "model",
-                    options=folders.offered(),
-                    default=BUNDLED,
-                    extra_dict={
-                        "downloads": offered_downloads(),
-                        "installed": folders.installed_names(),
-                        "about": about_models(),
-                    },
-                ),
+                io.Combo.Input("model", options=folders.offered(), default=BUNDLED, extra_dict=lists),
                 io.Combo.Input("dtype", options=[AUTO, *_DTYPES, *_WEIGHTS], default=AUTO),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
                 io.Combo.Input("if_missing", options=IF_MISSING, default=EXPLAIN),
@@ -129,25 +121,16 @@ class ADTTreeModelLoader(io.ComfyNode):
         weights = _WEIGHTS.get(dtype)
         torch_dtype = _dtype(dtype, path)
         check_device(weights, mm.get_torch_device(), torch_dtype)
-        target = load_where_it_fits(
-            lambda device: load_target(
-                path,
-                device=device,
-                dtype=torch_dtype,
-                check=check_cancelled,
-                weights=weights,
-                exact=exact,
-                device_memory=math.inf,  # ComfyUI moves the weights
-            )
-        )
+        how = {"dtype": torch_dtype, "weights": weights, "exact": exact, "check": check_cancelled}
+        how["device_memory"] = math.inf  # ComfyUI moves the weights
+        target = load_where_it_fits(lambda device: load_target(path, device=device, **how))
         decoder = manage(target.decoder, target.name, _smaller_weights(dtype), target.decoder)
         decoder.tell_expected(image_bytes(target), beside_bytes(target))
         codec = manage(target.codec, message("title.codec", model=target.name), message("remedy.smaller_image"))
         text = None
         if target.text_encoder is not None:
-            text = manage(
-                target.text_encoder, message("title.text_encoder", model=target.name), message("remedy.smaller_model")
-            )
+            title = message("title.text_encoder", model=target.name)
+            text = manage(target.text_encoder, title, message("remedy.smaller_model"))
         loaded = LoadedModel(target, path, decoder, codec, text)
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
@@ -161,9 +144,7 @@ _DRAFTER_LOADER_TOOLTIPS = Tooltips(
         "window": "Also draft from the Jacobi window: the network refreshes its oldest drafts. Method auto decides "
         "this automatically.",
     },
-    outputs={
-        "drafter": "The drafter, for the ADT-Tree Sampler.",
-    },
+    outputs={"drafter": "The drafter, for the ADT-Tree Sampler."},
 )
 
 

@@ -25,8 +25,7 @@ from ..adt_core.environment import variable
 from ..adt_core.messages import join, message
 from ..adt_core.models import STAGE, Published, find_published, home_of, published_at
 from . import folders
-from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, send, tell
+from .comfy_runtime import Progress, check_cancelled, send, tell, telling_what_is_kept
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]
@@ -74,12 +73,7 @@ def _is_wanted(part: DownloadPart, row: Published, path: str) -> bool:
 
 
 def fetch(parts: list[DownloadPart], node_id: str) -> None:
-    """Download parts of a published model.
-
-    Raises:
-        AdtError: If downloads are not allowed here, or the download fails.
-        InterruptProcessingException: If the user has cancelled the run.
-    """
+    """Download parts of a published model. It raises what `download_missing` raises."""
     _refuse_shared_server(parts)
     bar: list[Progress] = []
     licence = download_terms(parts)

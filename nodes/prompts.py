@@ -3,6 +3,8 @@
 import hashlib
 import logging
 import os
+import time
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
@@ -32,33 +34,55 @@ from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, OFF, RANDOM, expand_prompts, unbalanced
 from .schema import Tooltips, schema
 from .sockets import checked
-from .validation_budget import Budget
 
 TYPED = "(the text below)"
-EXAMPLE = "(example captions)"
-"""Value of the input `file` that selects `EXAMPLE_CAPTIONS`."""
+EXAMPLE = "(example captions)"  # value of the input `file` that selects `EXAMPLE_CAPTIONS`
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Maximum number of characters of typed prompts, and of a name in an error message."""
-SEARCHED = (
-    "prompt list",
-    "batch prompts",
-    "wildcard",
-    "csv",
-    "coco captions",
-    "parti prompts",
-    "load prompts",
-    "dataset",
-    "提示词列表",
-    "数据集",
-)
-"""Search terms for this node."""
-NO_SEED = -1
-"""Placeholder for the seed of a prompt for which the file has no seed."""
+NO_SEED = -1  # placeholder for the seed of a prompt for which the file has no seed
 QUICK = 128 * 2**10
 """Maximum size in bytes of a file that is read during validation. ComfyUI's server answers no other request during this
 time."""
+
+
+class Budget:
+    """Verdicts on files, for which the validation of a prompt may take a limited time.
+
+    ComfyUI validates a prompt in the thread of the server, which answers no other request in the meantime. A prompt may
+    have any number of nodes that read a file.
+
+    Args:
+        seconds: Time per prompt. Files for which no time is left are checked when their node runs.
+    """
+
+    _MOST = 256  # verdicts that are kept
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._left = seconds
+        self._verdicts: dict[Hashable, AdtError | None] = {}
+
+    def renew(self, request: dict) -> dict:
+        """Give a new prompt the complete time. ComfyUI calls this for the body of each `POST /prompt`."""
+        self._left = self._seconds
+        return request
+
+    def verdict(self, key: Hashable, check: Callable[[], AdtError | None]) -> AdtError | None:
+        """Return the result of a check, or None if no time is left for it.
+
+        Args:
+            key: Value that the result depends on, such as a file with its size and time.
+        """
+        if key not in self._verdicts and self._left > 0:
+            began = time.monotonic()
+            if len(self._verdicts) >= self._MOST:
+                self._verdicts.clear()
+            self._verdicts[key] = check()
+            self._left -= time.monotonic() - began
+        return self._verdicts.get(key)
+
+
 VALIDATION = Budget(0.25)
-"""Time for reading lists during the validation of one queued prompt, which may have any number of nodes."""
 
 
 _PROMPTS_TOOLTIPS = Tooltips(
@@ -97,7 +121,10 @@ class ADTTreePrompts(io.ComfyNode):
             tooltips=_PROMPTS_TOOLTIPS,
             description="Outputs a list of prompts from a file or a text. The ADT-Tree Batch Sampler processes the "
             "complete list; other nodes run once per prompt.",
-            search_aliases=list(SEARCHED),
+            search_aliases=[
+                *("prompt list", "batch prompts", "wildcard", "csv", "coco captions", "parti prompts", "load prompts"),
+                *("dataset", "提示词列表", "数据集"),
+            ],
             inputs=[
                 io.Combo.Input("file", options=[TYPED, *_files(), EXAMPLE], default=TYPED),
                 io.String.Input("text", default="", multiline=True),
@@ -105,13 +132,7 @@ class ADTTreePrompts(io.ComfyNode):
                 io.String.Input("filter", default=""),
                 io.Int.Input("start_index", default=0, min=0, max=10**7),
                 io.Int.Input("count", default=8, min=0, max=10**7),
-                io.Int.Input(
-                    "shuffle_seed",
-                    default=0,
-                    min=0,
-                    max=2**64 - 1,
-                    control_after_generate=False,
-                ),
+                io.Int.Input("shuffle_seed", default=0, min=0, max=2**64 - 1, control_after_generate=False),
                 io.Combo.Input("choices", options=list(CHOICE_MODES), default=RANDOM, optional=True),
                 io.Int.Input(
                     "choice_seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, optional=True

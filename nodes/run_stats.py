@@ -92,13 +92,8 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
 
 
 _STATS_TOOLTIPS = Tooltips(
-    inputs={
-        "trace": "The trace of an ADT-Tree Sampler.",
-    },
-    outputs={
-        "text": "The statistics in a few lines.",
-        "json": "Statistics and settings as one JSON object.",
-    },
+    inputs={"trace": "The trace of an ADT-Tree Sampler."},
+    outputs={"text": "The statistics in a few lines.", "json": "Statistics and settings as one JSON object."},
 )
 
 
@@ -124,12 +119,7 @@ class ADTTreeRunStats(io.ComfyNode):
 
 
 def _lines(report: dict, correlation: float | None) -> str:
-    """Return the statistics of a run as text.
-
-    Args:
-        report: Result of `Trace.report`.
-        correlation: Result of `Trace.certainty_correlation`.
-    """
+    """Return the statistics of a run as text, from `Trace.report` and `Trace.certainty_correlation`."""
     lines = [
         f"{method_title(report['method'])}{relaxed(report)}, seed {report['seed']}, "
         f"{report['dtype']} on {report['device']}",
@@ -147,10 +137,6 @@ def _lines(report: dict, correlation: float | None) -> str:
 
 
 def relaxed(report: dict) -> str:
-    """Return the suffix of a run's method name: the share of tokens that LANTERN replaced, or "" without LANTERN.
-
-    Args:
-        report: Result of `Trace.report`.
-    """
+    """Return the suffix of a run's method name: the share of tokens that LANTERN replaced, or "" without LANTERN."""
     replaced = f"{100 * report['substitution_rate']:.1f} % of the tokens replaced by LANTERN"
     return f", Relaxed ({replaced})" if report["lantern"] else ""

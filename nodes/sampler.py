@@ -32,27 +32,6 @@ from .sockets import (
     checked,
 )
 
-SEARCHED = (
-    "autoregressive sampler",
-    "text to image",
-    "speculative decoding",
-    "generate image",
-    "faster",
-    "upscale",
-    "加速",
-    "jacobi",
-    "continue image",
-    "inpaint",
-    "outpaint",
-    "variations",
-    "文生图",
-    "自回归采样",
-    "推测解码",
-    "续画",
-)
-"""Search terms for this node, in addition to `IMAGE_TOKENS`."""
-
-
 _SAMPLER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates the image.",
@@ -92,7 +71,11 @@ class ADTTreeSampler(io.ComfyNode):
             tooltips=_SAMPLER_TOOLTIPS,
             description="Generates images token by token, with several tokens per model pass. The same seed gives the "
             "same image with every drafter and setting, except with LANTERN.",
-            search_aliases=[*IMAGE_TOKENS, *SEARCHED],
+            search_aliases=[
+                *(*IMAGE_TOKENS, "autoregressive sampler", "text to image", "speculative decoding", "generate image"),
+                *("faster", "upscale", "加速", "jacobi", "continue image", "inpaint", "outpaint", "variations"),
+                *("文生图", "自回归采样", "推测解码", "续画"),
+            ],
             inputs=[
                 ModelSocket.Input("model"),
                 io.Conditioning.Input("positive"),

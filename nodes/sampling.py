@@ -32,8 +32,7 @@ _NEGATIVE_PROMPT = "Negative prompt"
 
 MODEL_DEFAULT, CUSTOM = "model default", "custom"
 """Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
-NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}
-"""Value of the input `noise` -> `Sampling.noise`."""
+NOISES = {"ADT-Tree": "adt-tree", "original script": ORIGINAL_SCRIPT}  # value of the input `noise` -> `Sampling.noise`
 
 
 def sampling_inputs() -> list[io.Input]:
@@ -112,10 +111,7 @@ class Run(Resident):
     def decode(
         self, jobs: Sequence[Job], batch_size: int, kept: Tensor | None = None
     ) -> Generator[Progress, None, None]:
-        """Decode the images of jobs under ComfyUI's memory management. Users can cancel it.
-
-        It has the arguments of `Pipeline.run`.
-        """
+        """Decode the images of jobs as `Pipeline.run` does, with ComfyUI's memory management. Users can cancel it."""
         return self.pipeline.run(jobs, batch_size, check_cancelled, self, kept)
 
     def decoding(self) -> Decoding:
@@ -201,10 +197,9 @@ def prepare(
 
 
 def _ignored(published: PublishedSampling, given: Mapping[str, Any]) -> str:
-    """Return a sentence that lists the given sampling parameters that the preset `MODEL_DEFAULT` overrides, or "".
+    """Return a sentence on the given sampling parameters that the preset `MODEL_DEFAULT` overrides, or "".
 
-    The sentence does not list default values: for an input that the preset disables, the page sends the default, which
-    the user has not set.
+    It leaves out defaults, which the page sends for an input that the preset disables.
     """
     used = {name: (getattr(BUNDLED_SAMPLING, field), getattr(published, field)) for name, field in NUMBERS.items()}
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]

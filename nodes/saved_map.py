@@ -26,8 +26,7 @@ KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
 """Property of a workflow node, in which the page stores the tag (a random text) that identifies the node."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
-MAX_SAVED = 28_000
-"""Maximum number of characters of the data of all maps of a node in image files."""
+MAX_SAVED = 28_000  # maximum number of characters of the data of all maps of a node in image files
 # Fields of a record (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 _LONGEST_TEXT = 100_000  # maximum number of characters of all typed texts; longer texts are left out

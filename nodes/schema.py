@@ -85,11 +85,7 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
 
 
 def widget(name: str, option: Option, **more: Any) -> io.Input:
-    """Return the input for a setting: a combo if it has choices, otherwise a number with its bounds.
-
-    Args:
-        **more: Further arguments of the input, which override the arguments from `option`.
-    """
+    """Return the input for a setting: a combo if it has choices, else a number with its bounds; `more` overrides."""
     if option.choices:
         return io.Combo.Input(name, list(option.choices), default=option.default, **more)
     numbers = {"default": option.default, "min": option.low, "max": option.high, **more}
@@ -107,11 +103,7 @@ def input_ids(node: type[io.ComfyNode]) -> list[str]:
 
 
 def help_tables(schema: io.Schema) -> str:
-    """Return the tables at the end of a node's help page, `js/docs/<node id>/en.md`.
-
-    Returns:
-        Markdown with the sections "Inputs" and "Outputs".
-    """
+    """Return the sections "Inputs" and "Outputs" at the end of a node's help page, `js/docs/<node id>/en.md`."""
     rows = {
         "Inputs": [(plug.id, plug.tooltip) for plug in schema.inputs],
         "Outputs": [(plug.display_name, plug.tooltip) for plug in schema.outputs],

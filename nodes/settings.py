@@ -1,6 +1,6 @@
 """Settings node for drafting. Its inputs are the options of `adt_core.policies`, with their help as tooltips.
 
-The input `method` is the only one that is not advanced. js/settings.js shows a label for each method. In the number
+The input `method` is the only one that is not advanced. js/theme.js shows a label for each method. In the number
 inputs, 0 means automatic: the value depends on the drafter and the device.
 """
 
@@ -52,9 +52,7 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "predict_from": "Predicted: rounds that predict the next one, besides the mean of the image: the last round "
         "(left), the rounds of the tokens above, or both.",
     },
-    outputs={
-        "settings": "The settings, for the ADT-Tree Sampler.",
-    },
+    outputs={"settings": "The settings, for the ADT-Tree Sampler."},
 )
 
 

@@ -13,9 +13,7 @@ _IMAGE_SIZE_TOOLTIPS = Tooltips(
         "width": "Width in pixels. Lumina-mGPT and GLM-Image need multiples of 32.",
         "height": "Height in pixels. The model limits the area, width times height.",
     },
-    outputs={
-        "model": "The same model, for images of this size.",
-    },
+    outputs={"model": "The same model, for images of this size."},
 )
 
 

@@ -105,8 +105,7 @@ _OF_THE_PAGE = "control_after_generate", "measurement"
 again, so that ComfyUI does not return a cached result."""
 NO_QUEUE = SimpleNamespace(unique_id=None, prompt=None, extra_pnginfo=None)
 """Hidden inputs of a node that a script calls without ComfyUI's queue."""
-_MOST_NAMED = 10
-"""Maximum number of unknown inputs that a warning names."""
+_MOST_NAMED = 10  # maximum number of unknown inputs that a warning names
 
 
 def checked(function: Callable) -> Callable:

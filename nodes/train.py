@@ -21,8 +21,7 @@ from ..adt_core.policies import PLAIN
 from ..adt_core.recipe import Placement
 from . import folders
 from .batch import one
-from .cancelling import telling_what_is_kept
-from .comfy_runtime import Progress, check_cancelled, refusal, tell, temporary_file
+from .comfy_runtime import Progress, check_cancelled, refusal, tell, telling_what_is_kept, temporary_file
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .sampling import prepare, preset_input, sampling_inputs
@@ -33,8 +32,7 @@ from .weights import loaded
 MEASURED = 10
 """Minimum number of measurements during the training, which are the points of the curve. It applies if the user sets
 the number of steps."""
-_PARTS = 1000
-"""Number of steps of the progress bar."""
+_PARTS = 1000  # number of steps of the progress bar
 _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model to train a drafter for.",
@@ -193,11 +191,7 @@ class _NodeWatch(training.TrainingCallback):
             self.kept = message("training.kept_steps", steps=steps)
 
     def _update(self, stage: str, share: float, line: str, then: float = 0.0) -> None:
-        """Show a line with the time that is left, which follows from the speed so far.
-
-        Args:
-            then: Estimated seconds of later stages.
-        """
+        """Show a line with the time left, from the speed so far and `then`, the estimated seconds of later stages."""
         now = time.monotonic()
         passed = now - self._began.setdefault(stage, now)
         left = passed * (1 - share) / share + then if passed and share else 0.0
@@ -243,11 +237,7 @@ def _check(name: str | None = None, prompts: str = "") -> None:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder of the drafter of this name.
-
-    Raises:
-        AdtError: If the name is invalid, or is the name of a drafter without files.
-    """
+    """Return the folder of a new drafter. Raise AdtError if the name is invalid, or that of a drafter without files."""
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
         raise AdtError("name.taken", name=name)
@@ -255,12 +245,7 @@ def _folder(name: str) -> Path:
 
 
 def _texts(prompts: list) -> list[str]:
-    """Return the training prompts.
-
-    Args:
-        prompts: Values of the input `prompts`. Several values are one prompt each. A single value is the name of a
-            prompt file, or a text with one prompt per line.
-    """
+    """Return the training prompts. Several values are one prompt each; a single one is a file, or one per line."""
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]

@@ -10,8 +10,7 @@ from .run_stats import coloured
 from .schema import Tooltips, schema
 from .sockets import TraceSocket, checked
 
-MAX_FRAMES = 2_000
-"""Maximum number of frames. Each frame of an image of 1024 pixels needs 24 MiB."""
+MAX_FRAMES = 2_000  # maximum number of frames. Each frame of an image of 1024 pixels needs 24 MiB.
 _UNDECIDED = 0.09  # gray level of tokens that are not generated yet
 
 _VIDEO_TOOLTIPS = Tooltips(

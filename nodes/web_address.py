@@ -31,16 +31,13 @@ def register(folder: str = Path(__file__).parents[1].name) -> None:
 
 
 def warn_of_copies(node_id: str) -> None:
-    """Log a remark if another copy of the pack, in another folder of `custom_nodes`, has registered its nodes.
-
-    Args:
-        node_id: Id of a node of this pack.
-    """
+    """Log a remark if another copy of the pack, in another folder of `custom_nodes`, has registered this node."""
     other = NODE_CLASS_MAPPINGS.get(node_id)
-    if other is not None and other.__module__.split(".nodes.")[0] != __name__.split(".nodes.")[0]:
+    package = other.__module__.split(".nodes.")[0] if other is not None else ""
+    if package not in ("", __name__.split(".nodes.")[0]):
         logging.warning(
             "ADT-Tree: custom_nodes has two copies of this pack, %s and %s, and ComfyUI uses the nodes of one of them; "
             "remove one.",
-            other.__module__.split(".nodes.")[0],
+            package,
             Path(__file__).parents[1],
         )

@@ -205,11 +205,9 @@ class _ComfyPinner:
 
 
 def manage(module: torch.nn.Module, title: str, remedy: str, *decoders: Decoder) -> WeightsPatcher:
-    """Put a module's weights under ComfyUI's memory management.
+    """Put a module's weights under ComfyUI's memory management. Unused weights go back to where they are now.
 
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
-
-    Unused weights go back to where they are now.
 
     Args:
         remedy: Advice in the error message if memory is too small, in the imperative.
@@ -226,9 +224,6 @@ def load_where_it_fits(load: Callable[[torch.device], Loaded]) -> Loaded:
     """Load weights where ComfyUI keeps unused weights, or in main memory if that is a GPU on which they don't fit.
 
     With `--highvram` and `--gpu-only`, ComfyUI keeps unused weights on the GPU.
-
-    Args:
-        load: Function that loads the weights on a device.
     """
     device = mm.unet_offload_device()
     try:

@@ -19,14 +19,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, Ti
 
 # if there is no browser, tests fail if this environment variable is set, and are skipped otherwise
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"
-_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+_FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZE = {"width": 1280, "height": 800}
 # `adtTest.map(id)` finds the map of a node by the node's execution id, in the open workflow and in its subgraphs.
 _HELPERS = """
@@ -191,6 +185,10 @@ class ComfyPage:
     def run(self) -> None:
         """Press the Run button."""
         self.page.evaluate("app.queuePrompt(0)")
+
+    def node(self, kind: str) -> int:
+        """Return the id of the first node of a type."""
+        return self.page.evaluate("(kind) => app.graph.nodes.find(({ type }) => type === kind).id", kind)
 
     def map(self, node: int | str, expression: str, argument=None):
         """Evaluate a JavaScript expression about the map of a node.

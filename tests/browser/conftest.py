@@ -71,7 +71,6 @@ def browser(meter):
 
 @pytest.fixture(scope="session")
 def comfy(browser, frontend, served):
-    """Running server that sends previews."""
     return served(NEWEST, frontend)
 
 

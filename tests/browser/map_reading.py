@@ -113,6 +113,15 @@ def done(tab, workflow) -> int:
     return workflow.sampler
 
 
+def compared(tab, template: str = "ADT-Tree compared with no drafting") -> int:
+    """Open a template with a Compare node and run it with a new seed. Return the id of the node."""
+    tab.open_template(template)
+    node = tab.node("ADTTreeCompare")
+    new_seed(tab, node)
+    tab.run()
+    return node
+
+
 def run_again(tab, node, change: str) -> str:
     """Change a widget of a node, run, and wait for the new map. Return the id of the new run."""
     before = tab.map(node, "run?.id")
@@ -128,7 +137,6 @@ def new_seed(tab, node) -> None:
 
 
 def give(tab, node, name: str, value) -> None:
-    """Set the value of a node's widget."""
     tab.page.evaluate(
         "([id, name, value]) => { app.graph.getNodeById(id).widgets.find((w) => w.name === name).value = value }",
         [node, name, value],

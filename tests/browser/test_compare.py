@@ -6,6 +6,7 @@ The images of the two runs are side by side, or on top of each other with a line
 import io
 
 from map_reading import (
+    compared,
     done,
     expected,
     idle,
@@ -25,10 +26,7 @@ IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].
 
 
 def test_two_samplers_side_by_side(tab, workflow):
-    """The map of each sampler can also show the run of the other sampler.
-
-    The map must then show which of the two runs was faster.
-    """
+    """The map of a sampler can also show the run of another sampler, and then which of the two was faster."""
     sampler = workflow.sampler
     plain = workflow.second_sampler("no-drafting")
     tab.load(workflow.data)
@@ -56,14 +54,8 @@ def test_two_samplers_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
-    """The Compare node must show both of its runs, A and B, each with its image.
-
-    This must work during the run, after the run, and in a saved workflow.
-    """
-    tab.open_template("ADT-Tree compared with no drafting")
-    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
-    new_seed(tab, node)
-    tab.run()
+    """This must work during the run, after the run, and in a saved workflow."""
+    node = compared(tab)
     tab.wait(node, "panel.panes.length === 2 && map.parts.every((one) => one.state === 'running' && one.done > 20)")
     tab.screenshot("comparing")
     tab.finished(node)
@@ -84,10 +76,8 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
     tab.load(tab.saved())
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
     assert tab.map(node, IN_ONE_PLACE), "the view must be restored"
-    assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
-        "auto",
-        "no-drafting",
-    ]
+    assert values(tab, node) == before
+    assert tab.map(node, "panel.runs.map((one) => one.method)") == ["auto", "no-drafting"]
 
 
 TITLES = """(() => {
@@ -105,10 +95,7 @@ TITLES = """(() => {
 
 def test_relaxed_run_is_marked(tab):
     """The title above the image and the text below it must contain "Relaxed" and the share of replaced tokens."""
-    tab.open_template("ADT-Tree relaxed acceptance (LANTERN)")
-    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
-    new_seed(tab, node)
-    tab.run()
+    node = compared(tab, "ADT-Tree relaxed acceptance (LANTERN)")
     tab.finished(node)
     tab.wait(node, "panel.panes.length === 2")
     share = tab.map(node, "(100 * run.replaced).toFixed(1)")
@@ -184,12 +171,9 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
 
 
 def test_difference_on_request_and_image_in_the_queue(tab, comfy):
-    """If both images are identical, a title must state it.
-
-    ComfyUI's queue must show an image of the run, even if a preview node shows the difference of the images.
-    """
+    """The queue must show an image of the run, even if a preview node shows the difference of the images."""
     tab.open_template("ADT-Tree compared with no drafting")
-    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    node = tab.node("ADTTreeCompare")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"
     tab.page.evaluate(f"(id) => {{ app.graph.getNodeById(id).connect(2, {preview}, 0); }}", node)
     new_seed(tab, node)

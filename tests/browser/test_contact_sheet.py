@@ -2,12 +2,11 @@
 
 import io
 
-from map_reading import done
+from map_reading import done, give
 from PIL import Image
 
 COUNT = 4
-CONTROL = 1
-"""Index of the sampler's value *control after generate*."""
+CONTROL = 1  # index of the sampler's value *control after generate*
 BOXES = "panel.panes.map(({ clip }) => [clip.x, clip.y, clip.width, clip.height])"
 VALUES = """(id) => ['seed', 'control_after_generate'].map((name) =>
   app.graph.getNodeById(id).widgets.find((widget) => widget.name === name).value)"""
@@ -36,12 +35,8 @@ def test_all_images_of_a_batch_are_shown_and_a_click_opens_one(tab, workflow):
     scale = tab.canvas(sampler).bounding_box()["width"] / width
     tab.canvas(sampler).click(position={"x": scale * (x + w / 2), "y": scale * (y + h / 2)})
     tab.settle()
-    assert tab.map(sampler, "[panel.isSheet, panel.image, panel.images.value, panel.panes.length]") == [
-        False,
-        2,
-        "2",
-        1,
-    ]
+    state = "[panel.isSheet, panel.image, panel.images.value, panel.panes.length]"
+    assert tab.map(sampler, state) == [False, 2, "2", 1]
 
 
 def test_the_contact_sheet_is_saved_as_an_image(tab, workflow, tmp_path):
@@ -57,9 +52,7 @@ def test_the_contact_sheet_is_saved_as_an_image(tab, workflow, tmp_path):
 def test_a_run_with_a_single_image_leaves_the_contact_sheet(tab, workflow):
     sampler = done(tab, workflow.batch(2))
     show_all(tab, sampler)
-    tab.page.evaluate(
-        "(id) => { app.graph.getNodeById(id).widgets.find((w) => w.name === 'batch_size').value = 1 }", sampler
-    )
+    give(tab, sampler, "batch_size", 1)
     first = tab.map(sampler, "run.id")
     tab.run()
     tab.wait(sampler, f"run?.state === 'done' && run.id !== '{first}'")

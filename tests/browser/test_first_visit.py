@@ -34,7 +34,6 @@ TITLE = "ADT-Tree text to image (start here)"
 
 
 def first_image() -> str:
-    """Return the README's section about the first image."""
     return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## First image\n")[1].split("\n## ")[0]
 
 

@@ -24,7 +24,6 @@ def command(tab, name: str) -> str:
 
 
 def go_to(tab, workflow: str) -> None:
-    """Switch to the tab of a workflow."""
     for _ in range(40):
         if command(tab, "Workspace.PreviousOpenedWorkflow") == workflow:
             return
@@ -80,10 +79,7 @@ def test_run_that_ends_in_the_background_is_shown_later(tab, small):
 
 
 def test_cached_results_go_to_the_queued_workflow(tab, comfy, small):
-    """Queue two prompts, and open another workflow before the second prompt starts.
-
-    The sampler of the second prompt is cached. Its result must be shown in the workflow that was queued.
-    """
+    """The sampler of the second prompt is cached, and another workflow is opened before that prompt starts."""
     sampler = small.batch(4).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)

@@ -98,7 +98,6 @@ ADVANCED = """(shown) => {
 
 @pytest.mark.parametrize("name", [UPSCALE, *RUNNABLE, *MISSING])
 def test_nodes_of_templates_never_overlap(tab, name):
-    """Nodes must not overlap with advanced inputs shown, and not with those hidden again."""
     tab.load(json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8")))
     for shown in (False, True, False):
         tab.page.evaluate(ADVANCED, shown)

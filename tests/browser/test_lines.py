@@ -7,11 +7,10 @@ node if it has no map. The text must stay until the node runs again.
 import itertools
 
 import pytest
-from map_reading import give
+from map_reading import done, give
 from test_templates import MISSING, RUN, RUNNABLE, out_of_place
 
-SEEDS = itertools.count(7000)
-"""Seeds that no other test uses with the first template."""
+SEEDS = itertools.count(7000)  # seeds that no other test uses with the first template
 
 PROMPT = "app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode')"
 FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clientHeight)"
@@ -21,7 +20,7 @@ FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clien
 def ask(tab, text: str) -> str:
     """Enter a prompt in the first template, which is open. Return the id of the template's sampler."""
     tab.page.evaluate(f"(text) => {{ {PROMPT}.widgets[0].value = text; }}", text)
-    sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
+    sampler = tab.node("ADTTreeSampler")
     give(tab, sampler, "seed", next(SEEDS))
     give(tab, sampler, "drafting", "ADT-Tree")  # with Auto, a busy machine may not draft
     return sampler
@@ -63,18 +62,9 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
     assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) <= 1, sizes
 
 
-ENDED = """async () => {
-  const events = ['execution_success', 'execution_error', 'execution_interrupted'];
-  const end = new Promise((resolve) => {
-    const hear = () => {
-      for (const event of events) app.api.addEventListener(event, () => resolve(event), { once: true });
-    };
-    app.api.addEventListener('execution_start', hear, { once: true }); // an earlier run may not have ended yet
-  });
-  const wasAccepted = await app.queuePrompt(0);
-  return wasAccepted && end;
-}"""
-"""Runs the workflow. Returns the event that ended the run, or false if the server has rejected the prompt."""
+def end_of_run(tab) -> str | None:
+    """Run the workflow. Return the event that ended the run, or None if the server has rejected the prompt."""
+    return (tab.page.evaluate(RUN)["end"] or [None])[0]
 
 
 @pytest.mark.every_frontend("in both modes")
@@ -82,13 +72,13 @@ def test_an_error_is_shown_under_its_node_until_the_next_run(tab, workflow):
     """ComfyUI's own message says only that a node has failed."""
     tab.load(workflow.data)
     sampler = ask(tab, "")
-    assert tab.page.evaluate(ENDED) == "execution_error"
+    assert end_of_run(tab) == "execution_error"
     tab.settle()
     tab.screenshot("empty_prompt")
     assert line_of(tab, sampler) == "prompt is empty; describe the image in a few words."
     tab.page.keyboard.press("Escape")
     ask(tab, "a red house")
-    assert tab.page.evaluate(ENDED) == "execution_success"
+    assert end_of_run(tab) == "execution_success"
     tab.settle()
     assert line_of(tab, sampler) == ""
 
@@ -104,14 +94,14 @@ def test_a_rejected_input_is_explained_under_its_node(tab):
       return node.id;
     }"""
     node = tab.page.evaluate(write, "missing.csv")
-    assert tab.page.evaluate(ENDED) is False
+    assert end_of_run(tab) is None
     tab.settle()
     tab.screenshot("rejected_input")
     line = line_of(tab, node)
     assert line.startswith("text: '") and "missing.csv' can't be read" in line and line.count("can't be read") == 1
     tab.page.keyboard.press("Escape")
     tab.page.evaluate(write, f"a fox {next(SEEDS)}")
-    assert tab.page.evaluate(ENDED) == "execution_success"
+    assert end_of_run(tab) == "execution_success"
     assert line_of(tab, node) == ""
 
 
@@ -134,7 +124,7 @@ def test_a_cancelled_batch_states_what_is_kept(tab, comfy):
     }"""
     name = f"cancelled-{next(SEEDS)}"
     node = tab.page.evaluate(setup, ["\n".join(f"{number} foxes" for number in range(40)), name])
-    assert tab.page.evaluate(ENDED) == "execution_interrupted"
+    assert end_of_run(tab) == "execution_interrupted"
     tab.settle()
     tab.screenshot("cancelled_batch")
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/{name}-*")
@@ -179,10 +169,7 @@ def test_a_long_message_above_a_map_is_cut_after_what_matters_and_opens(tab):
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
-    """A button must show the rest of long text. After the next run, the node must have its old height.
-
-    The page was reloaded during the run, so it has not received the start of the run.
-    """
+    """The page was reloaded during the run, so it has not received the start of the run."""
     assert name in MISSING
     tab.open()
     tab.open_template(name)
@@ -231,7 +218,5 @@ READ_LINKS = """(id) => {
 
 @pytest.mark.every_frontend
 def test_deprecated_input_links_are_not_read(tab, workflow):
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(workflow.sampler)
+    done(tab, workflow)
     assert tab.page.evaluate(READ_LINKS, str(workflow.sampler)) == []

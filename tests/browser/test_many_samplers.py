@@ -38,11 +38,7 @@ PAN = """async (frames) => {
 
 @pytest.fixture
 def crowd(browser, comfy, tmp_path):
-    """Return a function that moves the page over samplers and measures the work. The maps may be hidden.
-
-    The function returns the page's metrics per frame, and its number of layers. The metric TaskDuration is processor
-    time in seconds.
-    """
+    """Return a function that moves the page over samplers, and returns metrics per frame (times in s) and layers."""
     page = ComfyPage(browser, comfy.address, tmp_path, vue=True)
     page.settle()
     tools = page.context.new_cdp_session(page.page)
@@ -88,10 +84,7 @@ def test_twenty_samplers_are_as_fast_as_stock_samplers(crowd):
 
 
 def least_ratio(one: Callable[[], dict], other: Callable[[], dict]) -> float:
-    """Measure both functions in turn. Return the ratio of their lowest work per frame.
-
-    The lowest value is the most reliable one, because disturbances only add work.
-    """
+    """Return the ratio of the lowest work per frame, the most reliable value: disturbances only add work."""
     turns = [(one()["TaskDuration"], other()["TaskDuration"]) for _ in range(3)]
     first, second = map(min, zip(*turns))
     return first / second

@@ -13,9 +13,8 @@ FIGURES = ("acceptance", "depth", "width", "time", "certainty")
 
 
 def test_first_template_runs_and_shows_its_map(tab):
-    """The template uses the bundled model. The finished map must show its image."""
     tab.open_template("ADT-Tree text to image (start here)")
-    sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
+    sampler = tab.node("ADTTreeSampler")
     new_seed(tab, sampler)
     give(tab, sampler, "drafting", "ADT-Tree")  # with Auto, a busy machine may not draft
     tab.run()
@@ -79,7 +78,6 @@ def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
 
 
 def test_canvas_shows_the_selected_figure_and_image(tab, workflow):
-    """Select each of the four values, each image of the batch, and the opacities 100, 50 and 0 percent."""
     sampler = done(tab, workflow.batch(2))
     widget = tab.widget(sampler)
     widget.get_by_label("Opacity").fill("100")
@@ -185,11 +183,7 @@ def test_map_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
         sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
     )  # the text below the image needs some of the height
     for zoom in (0.75, 1, 2):  # at smaller zooms, an image replaces the map (test_widget.py)
-        tab.map(
-            sampler,
-            f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})",
-            zoom,
-        )
+        tab.map(sampler, f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})", zoom)
         tab.wait(
             sampler, f"Math.abs(panel.canvas.getBoundingClientRect().width / panel.canvas.clientWidth - {zoom}) < 0.02"
         )
@@ -277,11 +271,8 @@ def test_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
 
 @pytest.mark.alone
 def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow):
-    sampler = workflow.method("no-drafting").sampler
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(sampler)  # a new server and a new page are slow
-    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 8")
+    sampler = done(tab, workflow.method("no-drafting"))  # a new server and a new page are slow
+    give(tab, sampler, "batch_size", 8)
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && run.done > 50")
     seconds = tab.page.evaluate(
@@ -304,7 +295,7 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     for cell, colour in enumerate(painted(tab, sampler)):
         if moments[cell] is None:
             assert same_colours([colour], [dark]), "the colour is not in the legend"
-    tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 1")
+    give(tab, sampler, "batch_size", 1)
     tab.run()
     tab.finished(sampler)
     assert tab.map(sampler, "run.done") == 144

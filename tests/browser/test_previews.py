@@ -1,11 +1,10 @@
 """Tests of the image on the map: it must form row by row, and the user can show or hide the map's cells over it."""
 
 import pytest
-from map_reading import done, expected, new_seed, painted, same_colours, settled
+from map_reading import compared, done, expected, painted, same_colours, settled
 
 pytestmark = pytest.mark.every_frontend(True)
-ROWS = 12
-"""Rows and columns of tokens of the tiny model's image."""
+ROWS = 12  # rows and columns of tokens of the tiny model's image
 RECORD = """([id, rows]) => {
   const seen = [];
   const lit = ({ panel }) => { // number of rows of the shown image that are not blank
@@ -102,10 +101,7 @@ def test_switch_shows_and_hides_the_cells(tab, workflow):
 
 
 def test_comparison_shows_both_images_without_cells(tab):
-    tab.open_template("ADT-Tree compared with no drafting")
-    node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
-    new_seed(tab, node)
-    tab.run()
+    node = compared(tab)
     tab.finished(node)
     tab.widget(node).get_by_label(SWITCH).uncheck()
     left, right = (settled(tab, node, pane) for pane in range(2))

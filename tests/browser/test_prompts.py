@@ -6,12 +6,14 @@ from test_templates import nodes_of
 
 PROMPTS = next(node for node in nodes_of("ADT-Tree batch of prompts with report") if node["type"] == "ADTTreePrompts")
 NUMBERS = count()
-HEIGHT = """() => {
-  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
-  const own = document.querySelector(`.lg-node[data-node-id="${node.id}"] textarea`); // of Nodes 2.0
-  return (own ?? node.widgets.find((one) => one.name === 'text').element).getBoundingClientRect().height;
-}"""
-LINE = "adtTest.line(app.graph.nodes.find((one) => one.type === 'ADTTreePrompts'))"
+NODE = "app.graph.nodes.find((one) => one.type === 'ADTTreePrompts')"
+FILE = f"{NODE}.widgets.find((one) => one.name === 'file')"
+TEXT = (  # the text box, which Nodes 2.0 makes itself
+    f'(document.querySelector(`.lg-node[data-node-id="${{{NODE}.id}}"] textarea`)'
+    f" ?? {NODE}.widgets.find((one) => one.name === 'text').element)"
+)
+HEIGHT = f"{TEXT}.getBoundingClientRect().height"
+LINE = f"adtTest.line({NODE})"
 CHOOSE = """([file, text]) => {
   const node = (type) => app.graph.nodes.find((one) => one.type === type);
   const widget = (type, name) => node(type).widgets.find((one) => one.name === name);
@@ -47,14 +49,12 @@ def test_only_blank_cells_of_a_table_cause_a_message_which_does_not_resize_the_b
     assert before > 100 and before - tab.page.evaluate(HEIGHT) < 50
 
 
-DROP = """async ([name, text]) => {
-  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
-  const dataTransfer = new DataTransfer();
+DROP = f"""async ([name, text]) => {{
+  const node = {NODE}, dataTransfer = new DataTransfer();
   dataTransfer.items.add(new File([text], name));
-  const event = new DragEvent('drop', { dataTransfer });
+  const event = new DragEvent('drop', {{ dataTransfer }});
   return node.onDragOver(event) && node.onDragDrop(event);
-}"""
-FILE = "app.graph.nodes.find((one) => one.type === 'ADTTreePrompts').widgets.find((one) => one.name === 'file').value"
+}}"""
 
 
 def test_a_dropped_list_is_stored_and_used(tab, comfy):
@@ -63,15 +63,14 @@ def test_a_dropped_list_is_stored_and_used(tab, comfy):
     number = next(NUMBERS)
     assert tab.page.evaluate(DROP, ["picture.png", "x"]) is False
     assert tab.page.evaluate(DROP, [f"dropped-{number}-{tab.vue}.csv", "prompt\na red house\na blue boat\n"])
-    tab.page.wait_for_function(f"{FILE} === 'dropped-{number}-{tab.vue}.csv'")
+    tab.page.wait_for_function(f"{FILE}.value === 'dropped-{number}-{tab.vue}.csv'")
     assert (comfy.base / "input" / f"dropped-{number}-{tab.vue}.csv").read_text(encoding="utf-8").startswith("prompt\n")
     run(tab, f"dropped-{number}-{tab.vue}.csv", "")
     assert tab.page.evaluate(LINE) == "All 2 prompts."
     tab.screenshot("dropped_prompts")
 
 
-PRESS = """() => app.graph.nodes.find((one) => one.type === 'ADTTreePrompts')
-  .widgets.find((one) => one.type === 'button').callback()"""
+PRESS = f"{NODE}.widgets.find((one) => one.type === 'button').callback()"
 VALUES = "app.graph.serialize().nodes.find((one) => one.type === 'ADTTreePrompts').widgets_values.length"
 
 
@@ -85,23 +84,13 @@ def test_a_list_is_uploaded_with_a_button(tab, comfy, tmp_path):
     with tab.page.expect_file_chooser() as chooser:
         tab.page.evaluate(PRESS)
     chooser.value.set_files(listed)
-    tab.page.wait_for_function(f"{FILE} === '{listed.name}'")
+    tab.page.wait_for_function(f"{FILE}.value === '{listed.name}'")
     assert (comfy.base / "input" / listed.name).read_bytes() == listed.read_bytes()
     tab.screenshot("uploaded_prompts")
 
 
-PICK = """(file) => {
-  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
-  const widget = node.widgets.find((one) => one.name === 'file');
-  widget.value = file;
-  widget.callback(file, app.canvas, node);
-}"""
-BOX = """() => {
-  const node = app.graph.nodes.find((one) => one.type === 'ADTTreePrompts');
-  const own = document.querySelector(`.lg-node[data-node-id="${node.id}"] textarea`); // of Nodes 2.0
-  const box = own ?? node.widgets.find((one) => one.name === 'text').element;
-  return [Number(getComputedStyle(box).opacity) < 0.6, box.readOnly || box.disabled];
-}"""
+PICK = f"(file) => {{ {FILE}.value = file; {FILE}.callback(file, app.canvas, {NODE}); }}"
+BOX = f"((box) => [Number(getComputedStyle(box).opacity) < 0.6, box.readOnly || box.disabled])({TEXT})"
 
 
 def test_the_text_is_dimmed_while_a_file_is_chosen(tab):

@@ -8,6 +8,7 @@ import io
 import json
 
 import pytest
+from map_reading import give
 from PIL import Image, PngImagePlugin
 
 RECIPE = {
@@ -42,7 +43,6 @@ GRAPH = """() => Object.fromEntries(app.graph.nodes.map((n) => [n.title + ' ' + 
 
 
 def png(recipe, **texts: str) -> str:
-    """Return a PNG as base64 text."""
     info = PngImagePlugin.PngInfo()
     texts = {"parameters": "A blue ball.\nSteps: 256, Sampler: adt-tree, CFG scale: 2.0, Seed: 77", **texts}
     for keyword, text in texts.items():
@@ -71,10 +71,9 @@ def test_png_without_a_workflow_opens_our_graph(tab):
     values = "custom", 3.5, 0.7, 40, 0.9, 77, 3, "ADT-Tree"
     assert [sampler[name] for name in names] == list(values)
     tab.screenshot("recipe")
-    sampler = "app.graph.nodes.find((n) => n.type === 'ADTTreeSampler')"
-    tab.page.evaluate(f"{sampler}.widgets.find((w) => w.name === 'batch_size').value = 1")
+    sampler = tab.node("ADTTreeSampler")
+    give(tab, sampler, "batch_size", 1)
     tab.run()
-    sampler = tab.page.evaluate("app.graph.nodes.find((n) => n.type === 'ADTTreeSampler').id")
     tab.finished(sampler)
     assert tab.map(sampler, "run.seed") == "77"
 

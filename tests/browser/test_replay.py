@@ -26,10 +26,7 @@ def moment(tab, sampler, rounds: int) -> None:
 
 
 def has_edge(tab, sampler, cell: int, colour: tuple) -> bool:
-    """Return whether the top edge of a token has this colour in one of three rows of pixels.
-
-    The edge is a line at a fractional position, so the row depends on the size of the map.
-    """
+    """Return whether a token's top edge has this colour in one of three rows; its position is fractional."""
     pixels = tab.map(
         sampler,
         """(() => {
@@ -46,10 +43,7 @@ def has_edge(tab, sampler, cell: int, colour: tuple) -> bool:
 
 
 def test_slider_shows_every_round(tab, workflow):
-    """The map must cover the tokens of rounds after the slider's position.
-
-    The draft tree of the round must be drawn at its position. Colours must mark accepted and rejected drafts.
-    """
+    """Later tokens must be covered. Colours must mark accepted and rejected drafts of the round's tree."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     settled(tab, sampler)
@@ -210,7 +204,7 @@ def test_headline_says_how_much_faster_and_a_button_compares(tab, workflow):
     assert re.search(r"Tokens per pass[\d.]+Tokens per second[\d.]+", tab.map(sampler, "panel.table.textContent"))
     seed = tab.map(sampler, "run.seed")
     tab.widget(sampler).get_by_role("button", name="Measure", exact=True).click()
-    compare = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
+    compare = tab.node("ADTTreeCompare")
     tab.finished(compare)
     assert tab.map(compare, "run.seed") == seed
     assert re.search(r"times as fast|× as fast as B", tab.map(compare, "panel.line.textContent"))

@@ -22,8 +22,7 @@ from adt_core.version import WORKFLOW_FORMAT
 FIRST = "ADT-Tree text to image (start here)"
 PNG_END = b"IEND\xaeB`\x82"
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
-DECIDED = ["drafting"]
-"""Widgets that the linked Settings node decides."""
+DECIDED = ["drafting"]  # widgets that the linked Settings node decides
 SHOWN = ["seed", "control_after_generate", "guidance", "batch_size", "drafting", "preset", "acceptance_map"]
 VUE_GRAY = """(names) => {
   const inputs = document.querySelectorAll('[data-widget-name] [role=spinbutton]:disabled');
@@ -32,10 +31,7 @@ VUE_GRAY = """(names) => {
 
 
 def evaluate(tab, expression: str, kind: str = "ADTTreeSampler"):
-    """Evaluate a JavaScript expression about the first node of this type.
-
-    In the expression, ``node`` is the node and ``widget(name)`` is one of its widgets.
-    """
+    """Evaluate a JavaScript expression about ``node``, the first of this type, and ``widget(name)`` of it."""
     found = f"const node = app.graph.nodes.find((one) => one.type === '{kind}');"
     widget = "const widget = (name) => node.widgets.find((one) => one.name === name);"
     return tab.page.evaluate(f"(async () => {{ {found} {widget} return {expression}; }})()")
@@ -46,7 +42,6 @@ def shown(tab) -> list[str]:
 
 
 def disabled(tab, kind: str = "ADTTreeSampler") -> list[str]:
-    """Return the names of the disabled widgets."""
     found = "node.widgets.filter((one) => one.computedDisabled).map((one) => one.name)"
     return evaluate(tab, f"(node.updateComputedDisabled(), {found})", kind)
 
@@ -58,7 +53,6 @@ def sent(tab, kind: str = "ADTTreeSampler") -> dict:
 
 
 def wait_for_label(tab, text: str) -> None:
-    """Wait until the sampler shows a text as the label of an input."""
     if tab.vue:
         node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
         node.get_by_text(text, exact=True).wait_for()
@@ -89,10 +83,7 @@ def default_workflow(workflow):
 @pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
-    """The input guidance must always be visible, but read-only while it is disabled. Its label must name the preset.
-
-    The other numbers must be hidden.
-    """
+    """Guidance must stay visible, with the preset in its label. The other numbers must be hidden."""
     tab.load(default_workflow)
     wait_for_label(tab, "guidance (set by preset)")
     assert set(shown(tab)) == {*SHOWN}
@@ -125,9 +116,7 @@ def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
         f"format {WORKFLOW_FORMAT + 1}, but this ADT-Tree reads format {WORKFLOW_FORMAT}; open the workflow"
     ).first.wait_for()
     kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
-    assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {
-        name: node[name] for name in ("properties", "widgets_values", "mode")
-    }
+    assert [kept[name] == node[name] for name in ("properties", "widgets_values", "mode")] == [True] * 3
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     assert "ADTTreeSampler" not in {node["class_type"] for node in prompt.values()}
 
@@ -210,10 +199,7 @@ TEXT = "node.getInputNode(node.inputs.findIndex((one) => one.name === '{0}'))"
 
 
 def test_open_as_a_batch_copies_both_prompts(tab, default_workflow):
-    """A prompt of two lines must become one prompt of the batch.
-
-    If another node supplies the text, it must be linked.
-    """
+    """A prompt of two lines must become one prompt of the batch. A linked text must be linked."""
     tab.load(default_workflow)
     link(tab, "CLIPTextEncode", "negative")
     for name, text in (("positive", "a fox\nin the snow"), ("negative", "night\nrain")):
@@ -320,7 +306,6 @@ def test_saved_workflows_restore_every_value_and_link(tab, default_workflow):
 
 
 def pick(tab, name: str, value: str) -> None:
-    """Choose a value of one of the sampler's lists with the mouse."""
     if tab.vue:
         place = tab.page.locator(f"[data-node-id] [data-widget-name='{name}']")
         place.get_by_role("combobox").click()
@@ -334,7 +319,6 @@ def pick(tab, name: str, value: str) -> None:
 
 
 def new_image(tab, folder: Path, known: set[Path]) -> np.ndarray:
-    """Run the workflow, and return the image that it saves."""
     tab.run()
     end = time.monotonic() + 120
     new: set[Path] = set()

@@ -250,10 +250,7 @@ def capture_state(tab) -> None:
 
 
 def test_page_reloaded_during_a_run_handles_its_messages(tab, workflow):
-    """The page receives messages of a run as soon as it is connected.
-
-    ComfyUI logs messages that have no listener, so the listeners must be registered in time.
-    """
+    """ComfyUI logs messages without a listener, so listeners must be registered before the page is connected."""
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
     tab.run()

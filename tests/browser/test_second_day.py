@@ -2,12 +2,12 @@
 
 import io
 
+import map_reading
 import pytest
 from comfy_page import ComfyPage
 from PIL import Image
 
-LARGEST = 2 * 10**6
-"""Maximum size in bytes of the file of a replay."""
+LARGEST = 2 * 10**6  # maximum size in bytes of the file of a replay
 COMPARE = "app.graph.nodes.find((n) => n.type === 'ADTTreeCompare')"
 PLAYS = """async (bytes) => {
   const src = URL.createObjectURL(new Blob([Uint8Array.from(bytes)], { type: 'video/webm' }));
@@ -29,11 +29,9 @@ FRAMES = """async (bytes) => {
 @pytest.fixture
 def done(tab, workflow) -> int:
     """Run the workflow, and return the id of its sampler."""
-    tab.load(workflow.data)
-    tab.run()
-    tab.finished(workflow.sampler)
+    sampler = map_reading.done(tab, workflow)
     tab.settle()
-    return workflow.sampler
+    return sampler
 
 
 def test_text_of_the_replay_is_outside_of_the_image(tab, done):
@@ -143,12 +141,3 @@ def test_drafting_is_dimmed_while_settings_decide(tab, done):
     assert tab.page.evaluate(f"[{drafting}.disabled, {drafting}.label]") == [True, "drafting (from settings)"]
     tab.page.evaluate(f"app.graph.getNodeById({done}).disconnectInput('settings')")
     assert tab.page.evaluate(f"[{drafting}.disabled, {drafting}.label]") == [False, "drafting"]
-
-
-def test_text_of_prompts_is_dimmed_while_a_file_is_chosen(tab, workflow):
-    node = workflow.add("ADTTreePrompts", (40, 700), ["(the text below)", "a house"])
-    tab.load(workflow.data)
-    widgets = f"app.graph.getNodeById({node}).widgets"
-    for file, dimmed in (("list.txt", True), ("(the text below)", False)):
-        tab.page.evaluate(f"(file) => {{ {widgets}[0].value = file; {widgets}[0].callback(file); }}", file)
-        assert tab.page.evaluate(f"{widgets}[1].disabled") is dimmed

@@ -16,8 +16,7 @@ OUTPUT = """() => {
   return [x + canvas.left, y + canvas.top];
 }"""
 """Returns the position of the loader's output *model* on the screen."""
-FREE = 560, 755
-"""Position on the screen without a node."""
+FREE = 560, 755  # position on the screen without a node
 
 
 def drop_model(tab: ComfyPage) -> None:

@@ -9,6 +9,7 @@ import re
 
 import pytest
 from comfy_server import ROOT
+from test_workflows import TO_INSTALL
 
 RUNNABLE = [
     "ADT-Tree text to image (start here)",
@@ -20,18 +21,7 @@ RUNNABLE = [
 INPAINT = "ADT-Tree inpaint with MaskEditor"
 """Template that generates nothing until the user paints a mask; test_masks.py does."""
 
-MISSING = [
-    "ADT-Tree Anole 7B text to image",
-    "ADT-Tree Lumina-mGPT text to image",
-    "ADT-Tree Lumina-mGPT 2.0 text to image",
-    "ADT-Tree LlamaGen text to image",
-    "ADT-Tree Janus-Pro text to image",
-    "ADT-Tree Emu3 text to image",
-    "ADT-Tree Liquid text to image",
-    "ADT-Tree GLM-Image text to image",
-    "ADT-Tree GLM-Image edit a picture",
-    "ADT-Tree image of the original script (Janus-Pro)",
-]
+MISSING = [name for name, (node, *_) in TO_INSTALL.items() if node == "ADTTreeModelLoader"]
 """Templates whose models aren't installed."""
 
 SEEDS = itertools.count(50)
@@ -47,16 +37,20 @@ RUN = """async () => {
     b_preview_with_metadata: () => { frames.previews += 1; },
   };
   for (const [event, listener] of Object.entries(hear)) app.api.addEventListener(event, listener);
-  const end = await new Promise((resolve) => {
-    for (const event of ['execution_success', 'execution_error', 'execution_interrupted']) {
-      const stop = ({ detail }) => resolve([event, detail.exception_message ?? null]);
-      app.api.addEventListener(event, stop, { once: true });
-    }
-    app.queuePrompt(0);
+  const ended = new Promise((resolve) => {
+    const begin = () => {
+      for (const event of ['execution_success', 'execution_error', 'execution_interrupted']) {
+        const stop = ({ detail }) => resolve([event, detail.exception_message ?? null]);
+        app.api.addEventListener(event, stop, { once: true });
+      }
+    };
+    app.api.addEventListener('execution_start', begin, { once: true }); // an earlier run may not have ended yet
   });
+  const end = (await app.queuePrompt(0)) && (await ended);
   for (const [event, listener] of Object.entries(hear)) app.api.removeEventListener(event, listener);
   return { end, shown: Object.fromEntries(shown), ...frames };
 }"""
+"""Runs the workflow. `end` is the event that ended the run and its message, or false if the server has rejected it."""
 
 
 CROWDED = """() => {
@@ -115,20 +109,15 @@ STAYS = """(line) => app.graph.nodes.some((node) => adtTest.line(node) === line)
 
 
 def model_of(nodes: list[dict]) -> str:
-    """Return the model that a template needs."""
     return next(node["widgets_values"][0] for node in nodes if node["type"] == "ADTTreeModelLoader")
 
 
 def nodes_of(name: str) -> list[dict]:
-    """Return the nodes of a template."""
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
 def test_first_template_fits_the_screen(tab):
-    """Check ComfyUI's initial view, and the view after the command Fit View.
-
-    At zooms below 0.57, ComfyUI's canvas draws no text.
-    """
+    """In ComfyUI's initial view, and after the command Fit View. At zooms below 0.57, the canvas draws no text."""
     for width, height in ((1920, 1080), (1280, 800)):
         tab.page.set_viewport_size({"width": width, "height": height})
         tab.open()  # if a template was open before, ComfyUI restores its view, which may be for another screen
@@ -200,7 +189,6 @@ QUICK = """() => {
 
 @pytest.mark.timeout(300)
 def test_tables_of_benchmark_and_diagnostics_stay_on_their_nodes(tab):
-    """The nodes must not grow over each other when their tables appear."""
     tab.open_template("ADT-Tree benchmark and diagnostics of this machine")
     tab.page.evaluate(QUICK)
     assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
@@ -218,10 +206,7 @@ def without_errors_after(tab):
 
 
 def test_template_without_its_model_explains_the_download(tab, without_errors_after):
-    """The template's note must name the input that downloads the model.
-
-    After a click on Run, the error must contain the download command. A hint must be shown under the loader.
-    """
+    """The note must name the input, the error the command, and a line under the loader both."""
     nodes = nodes_of(MISSING[0])
     tab.open_template(MISSING[0])
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
@@ -242,10 +227,7 @@ def test_template_without_its_model_explains_the_download(tab, without_errors_af
 
 
 def test_missing_files_of_a_workflow_are_offered_for_download(tab, without_errors_after):
-    """GLM-Image's two loaders read from four folders, one of which belongs to the pack.
-
-    The dialogue supports only models in single files.
-    """
+    """GLM-Image's two loaders read single files from four folders, one of which belongs to the pack."""
     named = {
         "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
         "ADTTreeGLMImageDecoderLoader": {

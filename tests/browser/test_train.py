@@ -5,8 +5,7 @@ Text under the node must state how long the training takes, and then its result.
 
 from itertools import count
 
-NUMBERS = count()
-"""Numbers of trainings. Each training needs a new number, because a finished training isn't repeated."""
+NUMBERS = count()  # numbers of trainings. Each training needs a new number, because a finished training isn't repeated.
 
 SHOWN = """([id, name]) => {
   const node = app.graph.getNodeById(id);

@@ -84,11 +84,7 @@ def test_map_replaces_the_preview_when_it_is_shown_again(tab, workflow, prefer):
 
 
 def test_small_zoom_replaces_the_map_by_an_image(tab, workflow):
-    """In canvas mode, the browser would compute the layout of the map's elements again in each frame.
-
-    In Nodes 2.0, the browser moves all elements together. There, the map fills its panel, because its texts would be
-    illegible.
-    """
+    """In Nodes 2.0, the browser moves elements without a layout in each frame. There, the map fills its panel."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     tab.map(sampler, LOOK, 0.3)

@@ -52,7 +52,6 @@ class Workflow:
         return self
 
     def reading_the_trace(self) -> Workflow:
-        """Add a probe node that shows the trace."""
         self.add("ProbeReadTrace", (900, 900), trace=(self.sampler, 1))
         return self
 

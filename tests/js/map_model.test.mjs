@@ -40,6 +40,9 @@ function made(header = {}, rounds = ROUNDS) {
 
 const finished = (run) => Object.assign(run, { state: "done" });
 
+/** Rounds of plain decoding, each of this many milliseconds. */
+const plainRounds = (ms) => Array.from({ length: 7 }, (_, i) => [ms, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, [], []]]);
+
 test("each token has the figures of its round, and the first token the figures of the prompt", () => {
   const run = made();
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 3, 1, 3, 3, 3]);
@@ -88,10 +91,8 @@ test("certainty differs between the tokens of a round, and 0 stands for a value 
   assert.match(describe([run.token(0, 1)], 1, 4), /\n90 % certain$/);
   assert.doesNotMatch(describe([run.token(0, 2)], 2, 4), /certain/);
   const plain = made({ method: "no-drafting" });
-  assert.deepEqual(
-    ["depth", "time", "certainty"].map((figure) => plain.figureShown(figure)),
-    ["moment", "time", "certainty"],
-  );
+  const shown = ["depth", "time", "certainty"].map((figure) => plain.figureShown(figure));
+  assert.deepEqual(shown, ["moment", "time", "certainty"]);
 });
 
 test("if a smaller image precedes the image, the map shows the one that is generated, and the image at the end", () => {
@@ -141,17 +142,14 @@ test("tokens of one round belong together", () => {
 });
 
 test("a speed-up is shown only for runs in turns or within one prompt", () => {
-  const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, [], []]]);
   const pair = (a, b) => [
     finished(made({ prompt: "p", ...a })),
-    finished(made({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds)),
+    finished(made({ prompt: "p", method: "no-drafting", prefill: 46, ...b }, plainRounds(22))),
   ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
-  assert.match(
-    summary(a, b),
-    /^1\.92× as fast as B \(measured in turns\) · 2 tokens at a time · 8 tokens drawn in 0\.1 s$/,
-  );
+  const measured = "1.92× as fast as B (measured in turns) · 2 tokens at a time · 8 tokens drawn in 0.1 s";
+  assert.equal(summary(a, b), measured);
   assert.match(summary(b, a, true), /^No drafting · 8 tokens/);
   const undrafted = summary(...pair({ speedup: 2.21 }, { prompt: "q" }));
   assert.match(undrafted, /^About 2\.2 times as fast as without drafts · /, "'same image' would mean image B");
@@ -174,16 +172,11 @@ test("a speed-up is shown only for runs in turns or within one prompt", () => {
 
 test("the headline says how much faster a run was, in estimated times, and whether its image is the same", () => {
   const done = (header) => finished(made(header));
-  assert.match(
-    summary(done({ speedup: 2.21 })),
-    /^About 2\.2 times as fast as without drafts, same image · 2 tokens at a time · 8 tokens/,
-  );
+  const faster = /^About 2\.2 times as fast as without drafts, same image · 2 tokens at a time · 8 tokens/;
+  assert.match(summary(done({ speedup: 2.21 })), faster);
   assert.match(summary(done({ speedup: 2.21, relaxed: true })), /without drafts, image slightly changed ·/);
-  assert.match(
-    summary(done({})),
-    /^Same image as without drafts · 2 tokens at a time · 8 tokens/,
-    "the speed is not known",
-  );
+  const unknown = /^Same image as without drafts · 2 tokens at a time · 8 tokens/;
+  assert.match(summary(done({})), unknown, "the speed is not known");
   assert.match(summary(done({ speedup: 0.9 })), /^Same image as without drafts ·/);
   assert.equal(summary(made({ speedup: 2.21 })), "8 of 8 tokens · 77 tokens/s", "during the run");
   const details = Object.fromEntries(numbers(done({}), 0));
@@ -204,42 +197,32 @@ test("every name of a relaxed run has the share of replaced tokens", () => {
 });
 
 test("plain decoding shows the time of each token, because its other figures are constant", () => {
-  const plain = made(
-    { method: "no-drafting" },
-    Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, [], []]]),
-  );
+  const plain = made({ method: "no-drafting" }, plainRounds(20));
   assert.equal(plain.figureShown("acceptance"), "moment");
   assert.equal(plain.figureShown("time"), "time");
   assert.equal(made().figureShown("acceptance"), "acceptance");
-  const moments = [...plain.values("moment", 0)];
-  assert.deepEqual(
-    moments.map((value) => Math.round(1000 * value)),
-    [50, 70, 90, 110, 130, 150, 170, 190],
-  );
+  const moments = [...plain.values("moment", 0)].map((value) => Math.round(1000 * value));
+  assert.deepEqual(moments, [50, 70, 90, 110, 130, 150, 170, 190]);
   assert.equal(sentence(plain, 0), "", "no place is faster than another");
 });
 
 test("a run for which Auto stopped drafting has a sentence about it, and shows the time of each token", () => {
-  const single = (at, drafts = 0) => [
-    20,
-    0,
-    [0, at, drafts, drafts, drafts, drafts, drafts, 0, 0, [], drafts ? [1] : []],
-  ];
-  const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
-  const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
+  const auto = (draftsAt, images = 1) => {
+    const tree = (drafts) => [drafts, drafts, drafts, drafts, drafts, 0, 0, [], drafts ? [1] : []];
+    const rounds = Array.from({ length: 15 }, (_, i) => [20, 0, [0, i, ...tree(Number(draftsAt(i)))]]);
+    return made({ method: "auto", images, grid: [4, 4] }, rounds);
+  };
+  const none = auto(() => false);
   assert.equal(none.figureShown("acceptance"), "moment");
   none.state = "done";
   assert.match(summary(none), /^No drafts · \d+ tokens/);
   assert.equal(sentence(none, 0), "Drafting would not be faster here: one token per pass.");
-  const few = auto(
-    Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))),
-    4,
-  );
+  const few = auto((i) => i === 3, 4);
   assert.equal(few.figureShown("acceptance"), "acceptance");
   few.state = "done";
   assert.match(summary(few), /^Hardly any drafts · \d+ tokens/);
   assert.equal(sentence(few, 0), "Drafting would not be faster for a batch of 4 images: mostly one token per pass.");
-  const missed = auto(Array.from({ length: 15 }, (_, i) => single(i, 1)));
+  const missed = auto(() => true);
   assert.equal(sentence(missed, 0), "", "drafts were made, and all of them refused");
 });
 
@@ -272,20 +255,10 @@ test("a sentence names the fastest and the slowest region, if they differ", () =
   for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [], [1]]]);
   const run = made({ grid: [6, 6] }, rounds);
   assert.match(sentence(run, 0), /^Fastest: top( left| right)? \([\d.]+ per pass\)\. Slowest: [a-z ]+ \(1\.0\)\.$/);
-  const table = numbers(run, 0);
-  assert.deepEqual(
-    table.find(([name]) => name === "Passes of the model"),
-    ["Passes of the model", 26],
-  );
-  assert.deepEqual(
-    table.find(([name]) => name === "Drafted tokens"),
-    ["Drafted tokens", 5 + 6 + 24],
-  );
-  const even = made(
-    { grid: [6, 6] },
-    Array.from({ length: 12 }, (_, i) => [10, 0, [0, 3 * i, 2, 1, 2, 1, 2, i < 11 ? 2 : 1, 0, [1, 1]]]),
-  );
-  assert.equal(sentence(even, 0), "");
+  const table = Object.fromEntries(numbers(run, 0));
+  assert.deepEqual([table["Passes of the model"], table["Drafted tokens"]], [26, 5 + 6 + 24]);
+  const even = Array.from({ length: 12 }, (_, i) => [10, 0, [0, 3 * i, 2, 1, 2, 1, 2, i < 11 ? 2 : 1, 0, [1, 1]]]);
+  assert.equal(sentence(made({ grid: [6, 6] }, even), 0), "");
 });
 
 test("the caption shows what made the map, and which values differ now", () => {
@@ -298,22 +271,16 @@ test("the caption shows what made the map, and which values differ now", () => {
     { name: "guidance", now: 4 },
     { name: PROMPT, now: "a cat" },
   ];
-  assert.equal(
-    caption(exact, differences),
-    "Made with seed 1 (ADT-Tree). Seed is now 2, guidance is now 4, the prompt has changed.",
-  );
-  assert.equal(
-    caption(exact, [], texts.off[2]),
-    "Made with seed 1 (ADT-Tree). The node is muted, so the map is from an earlier run.",
-  );
+  const own = "Made with seed 1 (ADT-Tree).";
+  assert.equal(caption(exact, differences), `${own} Seed is now 2, guidance is now 4, the prompt has changed.`);
+  const muted = `${own} The node is muted, so the map is from an earlier run.`;
+  assert.equal(caption(exact, [], texts.off[2]), muted);
 });
 
 test("a token has a tooltip, and a table with all data of its round", () => {
   const run = made();
-  assert.equal(
-    describe([run.token(0, 6)], 6, 4),
-    "Row 2, column 3\n3 tokens in this pass\n2 of 5 drafts accepted\n24.0 ms",
-  );
+  const seventh = "Row 2, column 3\n3 tokens in this pass\n2 of 5 drafts accepted\n24.0 ms";
+  assert.equal(describe([run.token(0, 6)], 6, 4), seventh);
   assert.equal(describe([run.token(0, 4)], 4, 4), "Row 2, column 1\n1 token in this pass\nno drafts\n10.0 ms");
   assert.match(describe([run.token(0, 0), null], 0, 4), /A: generated with the prompt\nB: not generated yet/);
   const table = Object.fromEntries(tokenNumbers([run.token(0, 6)], 6));
@@ -354,8 +321,6 @@ test("a token that ends a row has no cell, but is counted", () => {
   const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
   assert.deepEqual([run.done, run.total], [8, 8]);
-  assert.deepEqual(
-    [0, 2, 3].map((cell) => run.token(0, cell).round),
-    [null, 0, 1],
-  );
+  const rounds = [0, 2, 3].map((cell) => run.token(0, cell).round);
+  assert.deepEqual(rounds, [null, 0, 1]);
 });

@@ -5,25 +5,14 @@ import { FIGURES } from "../../js/map_model.js";
 import { Budget, checkMap, checkProperty, unpack } from "../../js/saved_map.js";
 
 const CELLS = 8;
-const MAP = {
-  id: "a",
-  node: "6",
-  method: "adt-tree",
-  seed: "1",
-  comparable: "m",
-  data: "",
-  images: 1,
-  grid: [2, 4],
-  start: 0,
-  part: 0,
-  parts: 1,
-};
-/** A saved map with these columns as its data. */
-const saved = (columns, images = 2) => ({
-  ...MAP,
-  images,
-  data: deflateSync(JSON.stringify(columns)).toString("base64"),
-});
+const TEXTS = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", data: "" };
+const MAP = { ...TEXTS, images: 1, grid: [2, 4], start: 0, part: 0, parts: 1 };
+
+/** A saved map of two images with these columns as its data. */
+function saved(columns) {
+  return { ...MAP, images: 2, data: deflateSync(JSON.stringify(columns)).toString("base64") };
+}
+
 const EMPTY = Array.from({ length: 14 }, () => []);
 
 test("a saved map is unpacked into the rounds of the live messages", async () => {
@@ -111,41 +100,25 @@ test("the maps of a file share one budget for numbers and cells", async () => {
 test("a property of any type gives only valid settings and references", () => {
   const usual = { figure: "acceptance", opacity: 0.6 };
   const none = { settings: {}, tag: undefined, runs: [] };
-  for (const odd of [
-    undefined,
-    null,
-    0,
-    "",
-    "text",
-    [],
-    [1],
-    true,
-    { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 },
-    { figure: "toString", runs: { 0: "a" } },
-  ]) {
+  const wrong = { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 };
+  const inherited = { figure: "toString", runs: { 0: "a" } };
+  for (const odd of [undefined, null, 0, "", "text", [], [1], true, wrong, inherited])
     assert.deepEqual(checkProperty(odd, usual, FIGURES), none);
-  }
-  const runs = [
-    null,
-    5,
-    "id",
-    {},
-    { id: 5 },
-    { id: "a", prompt: 7, part: "0" },
-    { id: "b", prompt: "\ud800" },
-    { id: "d", prompt: "p", node: { toString: null } },
-    { id: "c", prompt: "p", node: 6, part: 1 },
+  const references = [
+    [null, []],
+    [5, []],
+    ["id", []],
+    [{}, []],
+    [{ id: 5 }, []],
+    [{ id: "a", prompt: 7, part: "0" }, [{ id: "a", part: 0 }]],
+    [{ id: "b", prompt: "\ud800" }, [{ id: "b", part: 0 }]],
+    [{ id: "d", prompt: "p", node: { toString: null } }, [{ id: "d", part: 0 }]],
+    [{ id: "c", prompt: "p", node: 6, part: 1 }, [{ id: "c", part: 1, prompt: "p", node: "6" }]],
   ];
-  assert.deepEqual(checkProperty({ figure: "time", opacity: 0, tag: "t", runs }, usual, FIGURES), {
-    settings: { figure: "time", opacity: 0 },
-    tag: "t",
-    runs: [
-      { id: "a", part: 0 },
-      { id: "b", part: 0 },
-      { id: "d", part: 0 },
-      { id: "c", part: 1, prompt: "p", node: "6" },
-    ],
-  });
+  const runs = references.map(([run]) => run);
+  const settings = { figure: "time", opacity: 0 };
+  const expected = { settings, tag: "t", runs: references.flatMap(([, found]) => found) };
+  assert.deepEqual(checkProperty({ ...settings, tag: "t", runs }, usual, FIGURES), expected);
 });
 
 test("a map from a file gives only known fields, and nothing is fetched from the network", () => {
@@ -163,18 +136,10 @@ test("a map from a file gives only known fields, and nothing is fetched from the
   const texts = { 4: { text: "a cat", long: "x".repeat(2 ** 15), odd: 5 } };
   assert.deepEqual(checkMap({ ...MAP, texts }, new Budget()).texts, { 4: { text: "a cat" } });
   assert.ok(!("pictures" in taken) && !("evil" in taken));
-  const wrong = [
-    { grid: [1e6, 1e6] },
-    { grid: null },
-    { images: 1e9 },
-    { images: 2 ** 13, grid: [1, 1] },
-    { images: "x" },
-    { start: -1 },
-    { start: 10 },
-    { part: 2 },
-    { parts: 9 },
-  ];
-  for (const one of wrong) assert.throws(() => checkMap({ ...MAP, ...one }, new Budget()), JSON.stringify(one));
+  const wrong = { grid: [[1e6, 1e6], null], images: [1e9, "x"], start: [-1, 10], part: [2], parts: [9] };
+  const cases = Object.entries(wrong).flatMap(([name, values]) => values.map((value) => ({ [name]: value })));
+  for (const one of [...cases, { images: 2 ** 13, grid: [1, 1] }])
+    assert.throws(() => checkMap({ ...MAP, ...one }, new Budget()), JSON.stringify(one));
   for (const odd of [null, 5, "map", [], {}]) assert.throws(() => checkMap(odd, new Budget()));
   for (const odd of [5, "data:image/jpeg;base64,", { 0: "x" }, null])
     assert.deepEqual(checkMap({ ...MAP, thumbnails: odd }, new Budget()).thumbnails, []);

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -28,12 +29,14 @@ import urllib.parse
 import urllib.request
 import uuid
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from filelock import FileLock  # installed as a requirement of torch and transformers
 from messages import Listener, Message
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
@@ -46,8 +49,7 @@ APART = ["spandrel", "torchaudio==2.11.0"]
 TORCHVISION = ["torchvision==0.16.2", "--only-binary=:all:", "--python-version=3.11"]
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """Version of ComfyUI, and version and hash of the source package that contains it."""
 
     version: str
@@ -55,8 +57,7 @@ class Release:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Frontend:
+class Frontend(NamedTuple):
     """Version of ComfyUI's frontend, and hash of its wheel. A release can use it instead of its default frontend."""
 
     version: str
@@ -230,14 +231,8 @@ class Comfy:
 
     def command(self) -> list[str]:
         folders = ["--base-directory", str(self.base), "--database-url", f"sqlite:///{self.base / 'comfyui.db'}"]
-        return [
-            str(environment()),
-            str(source(self.release) / "main.py"),
-            "--cpu",
-            "--disable-api-nodes",
-            *folders,
-            *self.options,
-        ]
+        main = source(self.release) / "main.py"
+        return [str(environment()), str(main), "--cpu", "--disable-api-nodes", *folders, *self.options]
 
     def load_packs(self) -> list[str]:
         """Start ComfyUI, load all packs and stop. Return all printed lines and all warnings.
@@ -271,9 +266,8 @@ class Comfy:
             except (urllib.error.URLError, ConnectionError):
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
-                    raise RuntimeError(
-                        f"ComfyUI {self.release.version} did not start:\n{self.log.read_text(encoding='utf-8')[-6000:]}"
-                    ) from None
+                    log = self.log.read_text(encoding="utf-8")[-6000:]
+                    raise RuntimeError(f"ComfyUI {self.release.version} did not start:\n{log}") from None
                 time.sleep(0.2)
 
     def __exit__(self, *_) -> None:
@@ -284,11 +278,18 @@ class Comfy:
             self.process.kill()
             self.process.wait()
 
+    @classmethod
+    def started(cls, meter, *args) -> Iterator[Comfy]:
+        """Start a server, whose processor time is not counted, and stop it at the end of a fixture."""
+        with meter.uncounted():
+            server = cls(*args).__enter__()
+        yield server
+        server.__exit__()
+
     def get(self, path: str, **query):
         """Send a GET request. Return the decoded answer if it is JSON, else its bytes."""
-        url = f"http://{self.address}{urllib.parse.quote(path, safe='/?=&%')}" + (
-            f"?{urllib.parse.urlencode(query)}" if query else ""
-        )
+        url = f"http://{self.address}{urllib.parse.quote(path, safe='/?=&%')}"
+        url += f"?{urllib.parse.urlencode(query)}" if query else ""
         with urllib.request.urlopen(url, timeout=60) as answer:
             body = answer.read()
             return json.loads(body) if "json" in answer.headers.get("Content-Type", "") else body
@@ -341,10 +342,8 @@ class Comfy:
             assert self.process.poll() is None, self.log.read_text(encoding="utf-8")[-6000:]
             time.sleep(0.02)
         if entry["status"]["status_str"] != "success":
-            kind, data = next(
-                m for m in reversed(entry["status"]["messages"]) if m[0] in ("execution_error", "execution_interrupted")
-            )
-            raise Failed(kind, data)
+            ends = "execution_error", "execution_interrupted"
+            raise Failed(*next(one for one in reversed(entry["status"]["messages"]) if one[0] in ends))
         return entry["outputs"]
 
     def run(self, prompt: dict, **kwargs) -> dict:
@@ -385,3 +384,12 @@ class Comfy:
         """Return the content of each file that is listed in a prompt's outputs."""
         found = [file for output in outputs.values() for file in output.get(key, ())]
         return [self.get("/view", filename=f["filename"], subfolder=f["subfolder"], type=f["type"]) for f in found]
+
+    def images(self, outputs: dict, *nodes: str) -> list[np.ndarray]:
+        """Return the images [H, W, 3] that the given nodes, or without nodes all nodes, have saved."""
+        files = self.files({node: outputs[node] for node in nodes or outputs})
+        return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
+
+    def draw(self, prompt: dict, *nodes: str) -> list[np.ndarray]:
+        """Run a prompt, and return its images as :meth:`images` does."""
+        return self.images(self.run(prompt), *nodes)

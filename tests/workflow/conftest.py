@@ -7,7 +7,6 @@ tests marked ``smoke`` run, on the newest version. With ``--all``, every test ru
 
 import shutil
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -71,10 +70,7 @@ def stocked(release, tmp_path_factory, meter):
     listed = f"tests:\n  ar_image_models: {extra / 'targets'}\n  ar_image_drafters: {extra / 'drafters'}\n"
     (extra / "paths.yaml").write_text(listed, encoding="utf-8")
     options = "--preview-method", "auto", "--disable-metadata", "--extra-model-paths-config", str(extra / "paths.yaml")
-    with ExitStack() as stack:
-        with meter.uncounted():
-            server = stack.enter_context(Comfy(release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options))
-        yield server
+    yield from Comfy.started(meter, release, base, {**PACKS, "moving": HERE / "moving_nodes"}, options)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +92,6 @@ def graph(request):
 
 @pytest.fixture(scope="session")
 def template(object_info):
-    """Return a function that loads a workflow of the pack and converts it to a prompt."""
     from test_workflows import prompt_of
 
     return lambda name: prompt_of(name, object_info)

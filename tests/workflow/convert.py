@@ -125,11 +125,7 @@ class Graph:
 
 
 def text_to_image() -> Graph:
-    """Return a text-to-image prompt. Its sampler has a prompt, a negative prompt, a drafter and settings.
-
-    Each call uses a new file name for the image. Otherwise, Save Image could be cached, and older versions of ComfyUI
-    don't list the files of a cached output.
-    """
+    """Return a text-to-image prompt with a new file name, because old ComfyUIs list no files of a cached output."""
     graph = Graph({"1": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled", "dtype": "auto"}}})
     model, clip, vae = (graph.link("ADTTreeModelLoader", output) for output in range(3))
     sockets = {

@@ -27,10 +27,8 @@ class Message:
     data: dict | bytes
 
 
-PREVIEWS = (1, 4)
-"""Numbers of binary messages that contain a preview."""
-TEXT = 3
-"""Number of binary messages that contain a line of text for display under a node."""
+PREVIEWS = (1, 4)  # numbers of binary messages that contain a preview
+TEXT = 3  # number of binary messages that contain a line of text for display under a node
 
 
 def lines_under(messages: list[Message], node: str) -> list[str]:

@@ -15,24 +15,16 @@ from adt_core.drafters import default_options
 
 @cache
 def _models(model: str, network: str) -> tuple:
-    """Return the target and its drafter."""
     target = adt_core.load_target(model)
     return target, adt_core.load_drafter(network, target)
 
 
 def draw(**asked) -> dict[str, np.ndarray]:
-    """Return the result of :func:`_draw`. Results are cached by their arguments."""
     return _drawn(json.dumps(asked, sort_keys=True))
 
 
 def draw_graph(base: Path, graph, model: str) -> np.ndarray:
-    """Return the image [H, W, 3] of a text-to-image graph whose Sampler has the drafter `SMALL`, drawn without drafts.
-
-    Args:
-        base: ComfyUI's base folder, which contains the models.
-        graph: The graph.
-        model: Name of the folder of the graph's model.
-    """
+    """Return the image [H, W, 3] of a graph of a model in ComfyUI's folder ``base``, drawn without drafts."""
     given = graph.inputs("ADTTreeSampler")
     sampling = {"seed": given["seed"], "guidance_scale": given["guidance"], "temperature": given["temperature"]}
     places = {"model": base / "models" / "ar_image" / model, "network": base / "models" / "ar_image_drafters" / SMALL}

@@ -8,8 +8,7 @@ from itertools import islice
 
 from PIL import Image
 
-EVENT = "adt_tree.map"
-"""Name of the messages that update a map while its image is generated."""
+EVENT = "adt_tree.map"  # name of the messages that update a map while its image is generated
 
 
 def unpack(saved: dict) -> list:

@@ -3,16 +3,17 @@
 The small model replaces the bundled model in tests. Its images have the same size, but need only a fifth of the time.
 """
 
+import json
 from pathlib import Path
 
 import torch
+from comfy_server import ROOT
 from convert import Graph
 from PIL import Image
 from safetensors.torch import save_file
 
 SMALL = "small"
-TINY = "tiny"
-"""Name of a model with images of 12 x 12 tokens. It can use the drafter of the small model."""
+TINY = "tiny"  # name of a model with images of 12 x 12 tokens. It can use the drafter of the small model.
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
 QUICK = {
@@ -36,17 +37,25 @@ def write_small(models: Path, side: int = 128) -> None:
 
 
 def write_tiny(models: Path) -> None:
-    """Write the tiny model."""
     from tests.tiny import write_tiny_checkpoint
 
     write_tiny_checkpoint(models / "ar_image" / TINY, scale=3.0, resolution=96, max_positions=512)
 
 
 def with_small_models(graph: Graph) -> Graph:
-    """Replace the bundled model and drafter by the small ones."""
     for node in graph.prompt.values():
         node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
     return graph
+
+
+def write_captions(base: Path, count: int) -> tuple[str, dict[str, str]]:
+    """Write captions in MS-COCO's layout into ComfyUI's input folder. Return the file name and a dict id -> caption."""
+    bundled = json.loads((ROOT / "adt_core" / "bundled" / "captions.json").read_text(encoding="utf-8"))
+    own = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(bundled["annotations"][:count])]
+    path = base / "input" / "captions_test2017.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"images": [], "annotations": own}), encoding="utf-8")
+    return path.name, {str(one["image_id"]): one["caption"] for one in own}
 
 
 def write_upscaler(folder: Path) -> None:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from comfy_server import Comfy
-from images import images
 from test_workflows import FIRST, prompt_of
 
 from tests import archive
@@ -11,13 +10,9 @@ from tests import archive
 
 @pytest.fixture(scope="session")
 def installed(release, tmp_path_factory, meter):
-    """Running server whose only pack is the archive."""
     base = tmp_path_factory.mktemp(f"archive-{release.version}")
     pack = archive.build(base / "downloads" / "ADT-Tree")
-    with meter.uncounted():
-        server = Comfy(release, base, {"ADT-Tree": pack}).__enter__()
-    yield server
-    server.__exit__()
+    yield from Comfy.started(meter, release, base, {"ADT-Tree": pack})
 
 
 @pytest.mark.smoke
@@ -31,5 +26,5 @@ def test_every_node_of_the_archive_is_imported(installed, object_info):
 def test_the_archive_draws_the_first_template(installed, comfy, object_info):
     """The image must equal the repository's."""
     graph = prompt_of(FIRST, object_info)
-    (here,), (there,) = (images(server, server.run(graph.prompt)) for server in (installed, comfy))
+    (here,), (there,) = (server.draw(graph.prompt) for server in (installed, comfy))
     assert here.shape == (256, 256, 3) and np.array_equal(here, there)

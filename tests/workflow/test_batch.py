@@ -12,55 +12,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adt_tree_pack.nodes.contact_sheet import COLUMNS
-from comfy_server import ROOT, Failed
-from images import images
+from comfy_server import Failed
 from messages import PREVIEWS, TEXT, Message, lines_under
 from PIL import Image
-from small import SMALL, TINY, with_small_models
+from small import SMALL, TINY, with_small_models, write_captions
 from test_cancel import interrupt_and_time
 
-CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
-TEXT_BELOW = "(the text below)"
-"""Value of the input *file* that selects the typed prompts."""
-COUNT = 10
-"""Number of captions in the batch."""
-SHEET = 4
-"""Thumbnails per row of the contact sheet."""
+TEXT_BELOW = "(the text below)"  # value of the input *file* that selects the typed prompts
+COUNT = 10  # number of captions in the batch
+SHEET = 4  # thumbnails per row of the contact sheet
 
 
 @pytest.fixture
 def coco(comfy):
-    """Write 10 captions in MS-COCO's layout into the input folder. Return the file name and a dict id -> caption."""
-    bundled = json.loads(CAPTIONS.read_text(encoding="utf-8"))
-    annotations = [
-        {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
-        for number, annotation in enumerate(bundled["annotations"][:COUNT])
-    ]
-    name = "captions_test2017.json"
-    (comfy.base / "input").mkdir(exist_ok=True)
-    (comfy.base / "input" / name).write_text(json.dumps({"images": [], "annotations": annotations}), encoding="utf-8")
-    return name, {str(annotation["image_id"]): annotation["caption"] for annotation in annotations}
+    return write_captions(comfy.base, COUNT)
 
 
 @pytest.fixture
 def batch(template, coco):
-    """Return the pack's batch workflow with these captions and small models."""
     graph = with_small_models(template("ADT-Tree batch of prompts with report"))
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 @pytest.mark.smoke
 def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
-    """Cancel and resume a batch. This is the short version of the next test, for the default tier.
-
-    Finished images must stay, the second run must generate the others, and the table must list all images.
-    """
+    """This is the short version of the next test, for the default tier."""
     captions = [f"{colour} fox" for colour in ("a red", "a blue", "a green", "a grey")]
     name = uuid.uuid4().hex[:8]
-    batch.set("ADTTreeModelLoader", model=TINY).set(
-        "ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0
-    )
-    batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, batch_size=2)
+    batch.set("ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0)
+    batch.set("ADTTreeModelLoader", model=TINY).set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, batch_size=2)
     _, line = cancel_batch(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
@@ -69,7 +49,7 @@ def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
     assert line == f"{len(kept)} of 4 images kept. Press Run to continue. {where}"
     comfy.run(batch.prompt)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
-    rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    rows = report_of(folder)["images"]
     assert [row["prompt"] for row in rows] == captions
     assert {row["file"] for row in rows} == {path.name for path in folder.glob("*.png")} - {"report.png"}
 
@@ -80,13 +60,10 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
     captions = coco[1]
     seed = 41
 
-    def folders() -> set[Path]:
-        return set(comfy.base.glob("output/adt_tree_batches/*"))
-
-    before = folders()
+    before = {*comfy.base.glob("output/adt_tree_batches/*")}
     sampler = batch.set("ADTTreeBatchSampler", seed=seed, seed_mode="same", batch_size=4).id("ADTTreeBatchSampler")
     length = cancel_batch(comfy, batch.prompt, sampler)[0] // COUNT
-    (folder,) = folders() - before
+    (folder,) = {*comfy.base.glob("output/adt_tree_batches/*")} - before
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
 
@@ -97,30 +74,25 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     outputs, messages = comfy.watch(batch.prompt)
     check_progress(messages, sampler, length, len(kept))
-    assert folders() - before == {folder}
+    assert {*comfy.base.glob("output/adt_tree_batches/*")} - before == {folder}
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     with Image.open(next(iter(kept))) as one:
         assert json.loads(one.info["adt_tree"])["seed"] == seed
         assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed, "the file contains its graph"
     table = check_table(folder, captions, seed, length)
     assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert [Path(image["drafter"]).name for image in report["images"]].count(SMALL) == len(kept) and report["summary"][
-        "images"
-    ] == COUNT
+    report = report_of(folder)
+    assert [Path(image["drafter"]).name for image in report["images"]].count(SMALL) == len(kept)
+    assert report["summary"]["images"] == COUNT
     with Image.open(folder / "report.png") as one:
         assert json.loads(one.info["prompt"])[sampler]["inputs"]["batch_size"] == 5, "the sheet contains its graph"
-    check_sheet(*images(comfy, outputs, batch.id("ADTTreeBatchReport"), batch.id("PreviewImage")))
+    check_sheet(*comfy.images(outputs, batch.id("ADTTreeBatchReport"), batch.id("PreviewImage")))
     # The first image was made before the cancellation, the last one after it.
-    check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
+    check_first_and_last(comfy, graph, list(captions.values()), seed, comfy.images(outputs, saved))
 
 
 def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
-    """Queue a batch and cancel it after its second image.
-
-    Returns:
-        The number of tokens of the complete batch, and the last line of text under the node.
-    """
+    """Cancel a batch after its second image. Return its number of tokens, and the last line under the node."""
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
@@ -129,12 +101,17 @@ def cancel_batch(comfy, prompt: dict, sampler: str) -> tuple[int, str]:
         return first.data["max"], lines_under(browser.messages, sampler)[-1]
 
 
-def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
-    """Check the progress messages of a resumed batch.
+def report_of(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
-    Args:
-        already: Number of images that were finished before the run.
-    """
+
+def read_table(path: Path) -> list[dict]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
+    """Check the messages of a resumed batch, of which ``already`` images were finished before the run."""
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
     assert steps == sorted(steps) and steps[-1] == COUNT * length
     assert already * length <= steps[0], "existing images count from the start"
@@ -146,42 +123,34 @@ def check_progress(messages: list[Message], sampler: str, length: int, already: 
 
 def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) -> list[dict]:
     """Check the table of a batch and return its rows. It must have a row for each caption, in order, and each image."""
-    with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
-        table = list(csv.DictReader(file))
+    table = read_table(folder / "report.csv")
     assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
     assert [line["id"] for line in table] == list(captions) and {line["seed"] for line in table} == {str(seed)}
-    assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"} and len(
-        {line["file"] for line in table}
-    ) == COUNT
-    assert all(
-        float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
-    )
     assert [line["file"] for line in table] == [f"{number:06}.png" for number in range(1, COUNT + 1)]
+    assert {folder / line["file"] for line in table} == set(folder.glob("*.png")) - {folder / "report.png"}
+    for line in table:
+        assert float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length
     return table
 
 
 def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
     """Check that the contact sheet has a thumbnail of each image, and that the Collector node outputs this sheet."""
     np.testing.assert_array_equal(sheet, shown)
-    assert sheet.shape[1] == SHEET * 200 + 8 and all(
-        sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
-    )
+    assert sheet.shape[1] == SHEET * 200 + 8
+    row = (sheet.shape[0] - 8) // -(-COUNT // SHEET)
+    places = [(8 + number // SHEET * row, 8 + number % SHEET * 200) for number in range(COUNT)]
+    assert all(sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places)
 
 
 def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
-    """Check the first and the last image of a batch.
-
-    They must equal the images of the Sampler node in a loop over a list of prompts.
-    """
+    """Compare these images of a batch with those of the Sampler node in a loop over a list of prompts."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
     looped = graph.id("SaveImage")
-    alone = np.asarray(images(comfy, outputs, looped), dtype=int)
+    alone = np.asarray(comfy.images(outputs, looped), dtype=int)
     assert {*np.unique([together[0], together[-1]] - alone)} <= {0, 1}, "Save Image rounds down"
-    assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], (
-        "files are named by the line number and the prompt"
-    )
+    assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], "named by line and prompt"
 
 
 @pytest.mark.small_models
@@ -197,7 +166,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in shown_text
     assert "3 prompts found, 1 too long for " in shown_text, "below Prompts"
     (folder,) = folders = set(comfy.base.glob(f"output/adt_tree_batches/My-{name}-*"))
-    fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    fox, cut, hen = report_of(folder)["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
     assert cut["caption"] == long.strip() and long.startswith(cut["prompt"])
     assert cut["note"].startswith("truncated to its fir")
@@ -211,8 +180,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in shown_text
     assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
     (other,) = set(comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")) - folders
-    with (other / "report.csv").open(newline="", encoding="utf-8-sig") as file:
-        rows = {row["id"]: row for row in csv.DictReader(file)}
+    rows = {row["id"]: row for row in read_table(other / "report.csv")}
     assert list(rows) == ["1", "3", "2"] and rows["2"]["file"] == "" and rows["2"]["note"].startswith("left out: ")
     assert [rows[number]["file"] for number in "13"] == ["000001.png", "000003.png"]
 
@@ -229,8 +197,7 @@ def test_each_list_has_its_own_folder_with_a_manifest_and_copies_by_id(comfy, ba
         comfy.run(batch.set("ADTTreePrompts", file=f"{name}.csv", count=0).prompt)
         folders.append(set(comfy.base.glob(f"output/adt_tree_batches/{name}-*")))
         (folder,) = folders[-1] - (folders[0] if len(folders) > 1 else set())
-        with (folder / "manifest.csv").open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_table(folder / "manifest.csv")
         assert [(row["file"], row["id"], row["prompt"]) for row in rows] == [
             ("000001.png", f"{colour}/1", f"a {colour} fox"),
             ("000002.png", f"{colour}/2", f"a {colour} hen"),
@@ -251,16 +218,12 @@ def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
     lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
     (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     name = uuid.uuid4().hex[:8]
-    batch.set("ADTTreeBatchSampler", folder=f"My {name}", invalid_prompts="skip").set(
-        "ADTTreePrompts", file="halves.jsonl"
-    )
-    shown_text = text_under_nodes(comfy, batch)
-    assert (
-        "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character"
-        in shown_text
-    )
+    batch.set("ADTTreeBatchSampler", folder=f"My {name}", invalid_prompts="skip")
+    shown_text = text_under_nodes(comfy, batch.set("ADTTreePrompts", file="halves.jsonl"))
+    message = "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character"
+    assert message in shown_text
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    report = report_of(folder)
     assert [row["id"] for row in (*report["images"], *report["left_out"])] == ["\ud83d", "b\ud800"]
 
 
@@ -272,7 +235,7 @@ def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
     outputs, messages = comfy.watch(batch.prompt)
     (file,) = outputs[batch.id("ADTTreeBatchReport")]["images"]
     folder = comfy.base / "output" / file["subfolder"]
-    rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
+    rows = report_of(folder)["images"]
     replaced = sum(row["substitution_rate"] for row in rows) / 2
     assert [row["relaxed"] for row in rows] == [True, True] and replaced > 0
     *_, last = lines_under(messages, batch.id("ADTTreeBatchSampler"))
@@ -280,21 +243,11 @@ def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
 
 
 def text_under_nodes(comfy, batch, **extra) -> str:
-    """Run a batch and return all text that is shown under its nodes."""
     _, messages = comfy.watch(batch.prompt, **extra)
     return " ".join(line for node in batch.prompt for line in lines_under(messages, node))
 
 
 def finished_images(message: bytes) -> int:
-    """Return the number of finished images in a text message, or 0 if it has another text.
-
-    The message starts with the length of the node's id, followed by the id and the text.
-    """
+    """Return the number of finished images in a text message (see ``lines_under``), or 0 for another text."""
     found = re.match(rb"(\d+) of \d+ images", message[4 + int.from_bytes(message[:4], "big") :])
     return int(found[1]) if found else 0
-
-
-def places(sheet: np.ndarray) -> list[tuple[int, int]]:
-    """Return (top, left) of each thumbnail in pixels, row by row."""
-    row = (sheet.shape[0] - 8) // -(-COUNT // SHEET)
-    return [(8 + number // SHEET * row, 8 + number % SHEET * 200) for number in range(COUNT)]

@@ -9,7 +9,6 @@ import numpy as np
 import psutil
 import pytest
 from comfy_server import NEWEST, PACKS, Comfy, Failed
-from images import images
 from reference import draw_graph
 from small import SMALL
 
@@ -17,8 +16,7 @@ from tests.hub import COMMIT, Hub
 from tests.hub_models import JANUS, publish
 from tests.odd_answers import silent
 
-LIMIT = 1.0
-"""Longest time in seconds until the server answers another request."""
+LIMIT = 1.0  # longest time in seconds until the server answers another request
 
 
 @dataclass
@@ -89,10 +87,7 @@ def test_a_prompt_with_many_samplers(comfy, graph):
 @pytest.mark.long
 @pytest.mark.small_models
 def test_64_clients(comfy, graph):
-    """Each client receives its own messages only, and the image of its seed. Every fourth client gives up.
-
-    The longest silence has no limit: ComfyUI collects garbage every ten seconds, which takes seconds on a busy machine.
-    """
+    """Each gets its own messages and image. Silence has no limit: a busy ComfyUI collects garbage for seconds."""
     clients = 64
     expected = [draw_graph(comfy.base, graph.set("ADTTreeSampler", seed=seed), SMALL) for seed in range(clients)]
     comfy.run(graph.set("ADTTreeSampler", seed=clients).prompt)  # loads the model
@@ -107,7 +102,7 @@ def test_64_clients(comfy, graph):
         for seed, (browser, prompt_id) in enumerate(zip(browsers, queued, strict=True)):
             if prompt_id in given_up:
                 continue
-            (image,) = images(comfy, comfy.wait(prompt_id))
+            (image,) = comfy.images(comfy.wait(prompt_id))
             np.testing.assert_array_equal(image, expected[seed])
             browser.wait_for(lambda message: message.type == "execution_success")
     for prompt_id, browser in zip(queued, browsers, strict=True):
@@ -127,7 +122,7 @@ def test_64_clients(comfy, graph):
     ids=["long", "many", "deep"],
 )
 def test_too_many_combinations_of_alternatives(comfy, text, words):
-    prompt = prompts(text)
+    prompt = {"1": prompts(text), "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}}
     before = psutil.Process(comfy.process.pid).memory_info().rss
     with answering(comfy), pytest.raises(Failed) as failed:
         comfy.run(prompt)
@@ -135,16 +130,11 @@ def test_too_many_combinations_of_alternatives(comfy, text, words):
     assert psutil.Process(comfy.process.pid).memory_info().rss < before + 200e6
 
 
-def prompts(text: str) -> dict:
-    """Return a prompt that shows all combinations of a text."""
-    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 8}
-    return {
-        "1": {
-            "class_type": "ADTTreePrompts",
-            "inputs": {**inputs, "shuffle_seed": 0, "choices": "all combinations", "choice_seed": 0},
-        },
-        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
-    }
+def prompts(text: str = "", file: str = "(the text below)") -> dict:
+    """Return a node with all combinations of a text, or with a file."""
+    inputs = {"file": file, "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 8}
+    more = {"shuffle_seed": 0, "choices": "all combinations", "choice_seed": 0}
+    return {"class_type": "ADTTreePrompts", "inputs": inputs | more}
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +148,7 @@ def hub(tmp_path_factory):
 def empty(hub, tmp_path_factory, meter):
     """Running server that has only the bundled model, and downloads from the local Hub server."""
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
-    with meter.uncounted():
-        server = Comfy(NEWEST, tmp_path_factory.mktemp("empty"), PACKS, (), variables).__enter__()
-    yield server
-    server.__exit__()
+    yield from Comfy.started(meter, NEWEST, tmp_path_factory.mktemp("empty"), PACKS, (), variables)
 
 
 @pytest.mark.smoke

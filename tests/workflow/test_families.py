@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from comfy_server import Failed
 from convert import Graph, text_to_image
-from images import images
 from PIL import Image
 from safetensors.torch import load
 from saved import EVENT, unpack
@@ -27,11 +26,11 @@ TEMPLATES = [name for name, (_, _, model) in TO_INSTALL.items() if model in SIZE
 each_model = pytest.mark.parametrize("name", SIZES)
 
 
-def drawing(name: str) -> Graph:
-    """Return a prompt for a model, with the authors' sampling settings and Jacobi drafts."""
+def drawing(name: str, drafter: str = "jacobi") -> Graph:
+    """Return a prompt for a model, with the authors' sampling settings."""
     graph = text_to_image()
     width, height = SIZES[name]
-    graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
+    graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter=drafter)
     sized = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
     graph.set("ADTTreeSampler", model=sized, preset="model default").drop("ADTTreeSampler", "negative")
     return graph
@@ -61,7 +60,7 @@ def test_map_has_every_token_and_the_image(stocked, name):
     (file,) = kept["pictures"]
     picture = np.asarray(Image.open(io.BytesIO(stocked.get("/view", **file)))).astype(int)
     assert picture.shape[:2] == (height, width)
-    assert np.abs(picture - images(stocked, outputs)[0]).max() <= 1
+    assert np.abs(picture - stocked.images(outputs)[0]).max() <= 1
 
 
 @each_model
@@ -80,9 +79,9 @@ def test_image_is_continued(stocked, name):
     assert given.shape == drawn.shape
     kept = slice(0, rows // 2)
     assert given[..., kept, :].equal(drawn[..., kept, :]) and not given.equal(drawn)
-    (continued,) = images(stocked, outputs)
+    (continued,) = stocked.images(outputs)
     graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=uuid.uuid4().hex)
-    np.testing.assert_array_equal(images(stocked, stocked.run(graph.prompt))[0], continued)
+    np.testing.assert_array_equal(stocked.draw(graph.prompt)[0], continued)
 
 
 @each_model
@@ -94,10 +93,10 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
     sized = batch.add("ADTTreeImageSize", model=batch.link("ADTTreeModelLoader"), width=width, height=height)
     batch.set("ADTTreeBatchSampler", model=sized, seed=5, seed_mode="same")
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
-    together = images(stocked, stocked.run(batch.prompt), saved)
+    together = stocked.draw(batch.prompt, saved)
     assert len(together) == 2
     single.set("ADTTreeSampler", seed=5).set("CLIPTextEncode", text="a hen")
-    (hen,) = images(stocked, stocked.run(single.prompt))
+    (hen,) = stocked.draw(single.prompt)
     assert {*np.unique(together[1].astype(int) - hen)} <= {0, 1, -1}
 
 
@@ -105,7 +104,7 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
 def test_trained_drafter_does_not_change_images(stocked, name):
     """This test trains with the node. tests/unit/lab/test_train_drafter.py trains every family with the command."""
     graph = drawing(name)
-    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", drafting="No drafting").prompt))
+    (plain,) = stocked.draw(graph.set("ADTTreeSampler", drafting="No drafting").prompt)
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"
     training = Graph({key: node for key, node in graph.prompt.items() if node["class_type"] in kept})
     own = {"name": f"for {name}", "preset": "model default"}
@@ -113,7 +112,7 @@ def test_trained_drafter_does_not_change_images(stocked, name):
     stocked.run(training.prompt)
     graph.set("ADTTreeDrafterLoader", drafter=f"for {name}").set("ADTTreeSettings", method="eagle2")
     graph.set("ADTTreeSampler", drafting="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
-    (drafted,) = images(stocked, stocked.run(graph.prompt))
+    (drafted,) = stocked.draw(graph.prompt)
     np.testing.assert_array_equal(drafted, plain)
     (trained,) = {path.resolve() for path in stocked.base.rglob(f"for {name}")}
     shutil.rmtree(trained)  # other tests read the loader's list

@@ -5,8 +5,7 @@ import json
 import pytest
 from test_busy import answering, prompts
 
-MOST_MEMORY = 200e6
-"""Maximum growth of the server's memory in bytes."""
+MOST_MEMORY = 200e6  # maximum growth of the server's memory in bytes
 pytestmark = pytest.mark.smoke
 
 
@@ -14,7 +13,7 @@ def listed(number: int, file: str) -> dict:
     """Return a prompt of nodes that read the same list."""
     nodes = {}
     for name in range(number):
-        nodes[f"l{name}"] = {**prompts("")["1"], "inputs": {**prompts("")["1"]["inputs"], "file": file}}
+        nodes[f"l{name}"] = prompts(file=file)
         nodes[f"p{name}"] = {"class_type": "PreviewAny", "inputs": {"source": [f"l{name}", 0]}}
     return nodes
 
@@ -42,8 +41,7 @@ def test_an_id_of_tabs_in_a_batch_report(comfy, graph):
     file = comfy.base / "input" / "tabs.jsonl"
     file.write_text(json.dumps({"id": "a" + "\t" * 60_000 + "a", "prompt": "a cat"}), encoding="utf-8")
     loader = graph.id("ADTTreeModelLoader")
-    prompt = {loader: graph.prompt[loader]}
-    prompt["list"] = {**prompts("")["1"], "inputs": {**prompts("")["1"]["inputs"], "file": file.name}}
+    prompt = {loader: graph.prompt[loader], "list": prompts(file=file.name)}
     comfy.run(graph.prompt)  # loads the model
     inputs = {"model": [loader, 0], "prompts": ["list", 0], "ids": ["list", 1]}
     prompt["batch"] = {"class_type": "ADTTreeBatchSampler", "inputs": inputs}

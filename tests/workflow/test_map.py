@@ -9,23 +9,12 @@ from PIL import Image
 from saved import EVENT, maps_in_png, unpack
 
 pytestmark = pytest.mark.small_models
-RECORD = (
-    "image",
-    "position",
-    "depth_asked",
-    "width_asked",
-    "depth",
-    "width",
-    "drafts",
-    "accepted",
-    "substituted",
-)
+RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 """Values that a map stores for each image in each round. The names are those in the trace. Certainties and levels
 follow."""
 
 
 def read(outputs: dict) -> dict:
-    """Return the trace from the output of the probe node."""
     return json.loads(next(output["text"][0] for output in outputs.values() if "text" in output))
 
 
@@ -35,21 +24,14 @@ def without_levels(record: list) -> list:
 
 @pytest.fixture
 def traced(graph):
-    """Return the text-to-image workflow with a node that shows the trace.
-
-    The method is ADT-Tree, because the shapes of its trees vary.
-    """
+    """Return the text-to-image workflow with a node that shows the trace, whose trees vary (ADT-Tree)."""
     graph.add("ProbeReadTrace", trace=graph.link("ADTTreeSampler", 1))
     return graph.set("ADTTreeSettings", method="adt-tree")
 
 
 @pytest.mark.smoke
 def test_updates_and_history_contain_the_complete_trace(comfy, traced):
-    """Check the update messages and the history.
-
-    Updates must contain the new rounds in order, and there must be at most ten updates per second. The history must
-    contain all rounds and an image.
-    """
+    """Updates contain new rounds in order, ten per second at most; the history has all rounds and an image."""
     traced.set("ADTTreeSampler", seed=601)
     outputs, messages = comfy.watch(traced.prompt, extra_pnginfo={"workflow": {"id": "a workflow"}})
     updates = [message for message in messages if message.type == EVENT]
@@ -60,19 +42,15 @@ def test_updates_and_history_contain_the_complete_trace(comfy, traced):
     for message in updates:
         assert message.data["first"] == len(rounds)
         rounds += message.data["rounds"]
-        assert {name: message.data[name] for name in ("id", "node", "workflow")} == {
-            "id": kept["id"],
-            "node": sampler,
-            "workflow": "a workflow",
-        }
+        sent = [message.data[name] for name in ("id", "node", "workflow")]
+        assert sent == [kept["id"], sampler, "a workflow"]
     assert 1 < len(updates) <= 10 * (updates[-1].at - updates[0].at) + 2
     live = [[ms, drafting, *map(without_levels, records)] for ms, drafting, *records in complete]
     assert rounds == live[: len(rounds)], "updates leave out the tree levels, which only a replay shows"
     trace = read(outputs)
     for (ms, drafting, *records), traced_round in zip(complete, trace["rounds"], strict=True):
-        assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01) and drafting == pytest.approx(
-            1000 * traced_round["drafting"], abs=0.01
-        )
+        assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01)
+        assert drafting == pytest.approx(1000 * traced_round["drafting"], abs=0.01)
         percent = [[max(1, round(100 * p)) for p in record["probabilities"]] for record in traced_round["images"]]
         known = [[record[name] for name in RECORD] for record in traced_round["images"]]
         levels = [record["levels"] for record in traced_round["images"]]
@@ -98,7 +76,6 @@ def test_without_a_client_no_updates_are_sent_and_no_image_is_kept(comfy, graph)
 
 
 def saved_with(comfy, graph, **extra) -> dict:
-    """Run the graph in the same way as the page. Return the maps in the saved image; keys are node ids."""
     workflow = {"id": "a workflow", "nodes": [], **extra}
     outputs, _ = comfy.watch(graph.prompt, extra_pnginfo={"workflow": workflow})
     return maps_in_png(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
@@ -108,11 +85,7 @@ def saved_with(comfy, graph, **extra) -> dict:
     "seed, stale", [(611, {"6": {"parts": ["of another image"]}, "99": {"parts": []}}), (621, None)]
 )
 def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
-    """Check the map in a saved image.
-
-    The map must be small. It must contain a thumbnail, but no reference to files of this server. It must replace all
-    maps that the queued workflow contained.
-    """
+    """The map is small, has a thumbnail and no files of this server, and replaces maps of the queued workflow."""
     sampler = traced.set("ADTTreeSampler", seed=seed).id("ADTTreeSampler")
     maps = saved_with(comfy, traced, extra={"adt_tree_maps": stale})
     assert list(maps) == [sampler]
@@ -123,10 +96,7 @@ def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
 
 
 def test_image_of_a_cached_result_contains_the_map_of_that_result(comfy, traced):
-    """In the second run, the sampler's result is cached. The saved image must still contain its map.
-
-    After a change of the prompt, the saved image must contain the map of the new run.
-    """
+    """In the second run, the sampler's result is cached. A changed prompt gives the map of a new run."""
     traced.set("ADTTreeSampler", seed=612)
     first = saved_with(comfy, traced)
     sampler = traced.id("ADTTreeSampler")
@@ -172,17 +142,15 @@ def test_images_of_a_list_contain_no_map(comfy, traced):
 
 def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     """The map in the history and the map in the PNG file must both be marked as relaxed."""
-    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0)).id(
-        "ADTTreeSampler"
-    )
+    traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0))
+    sampler = traced.id("ADTTreeSampler")
     outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})
     (kept,) = outputs[sampler]["adt_tree_map"]
     (saved,) = maps_in_png(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
     assert kept["relaxed"] is saved["relaxed"] is True
 
 
-LARGEST = 2 * 10**6
-"""Maximum size in bytes of a replay of 8 seconds."""
+LARGEST = 2 * 10**6  # maximum size in bytes of a replay of 8 seconds
 
 
 def test_frames_of_a_replay_become_files_of_comfyuis_video_nodes(comfy, graph):
@@ -195,10 +163,8 @@ def test_frames_of_a_replay_become_files_of_comfyuis_video_nodes(comfy, graph):
     graph.add("SaveWEBM", images=frames, fps=fps, codec="vp9", crf=32.0, **named)
     graph.add("SaveAnimatedWEBP", images=frames, fps=fps, lossless=False, quality=80, method="default", **named)
     outputs = comfy.run(graph.prompt)
-    files = [
-        comfy.files({node: outputs[node]}) for node in map(graph.id, ("SaveVideo", "SaveWEBM", "SaveAnimatedWEBP"))
-    ]
-    (mp4,), (webm,), (webp,) = files
+    nodes = map(graph.id, ("SaveVideo", "SaveWEBM", "SaveAnimatedWEBP"))
+    (mp4,), (webm,), (webp,) = (comfy.files({node: outputs[node]}) for node in nodes)
     assert mp4[4:8] == b"ftyp" and webm[:4] == bytes.fromhex("1a45dfa3")
     with Image.open(io.BytesIO(webp)) as image:
         assert image.n_frames > 8 and image.width == 2 * image.height

@@ -8,7 +8,6 @@ from statistics import median
 
 import pytest
 from convert import Graph
-from images import images
 from small import TINY
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
@@ -18,11 +17,6 @@ SETTLED = 4
 """The allocator's memory fluctuates. The test therefore compares the median of the first 4 and of the last 4 runs."""
 
 
-def memory(comfy) -> dict:
-    """Return the report of the probe in ``probe_nodes``."""
-    return comfy.get("/probe/memory")
-
-
 @pytest.fixture
 def watched(graph):
     """Return a workflow that continues an image, with a probe node that keeps weak references to all its objects."""
@@ -30,23 +24,16 @@ def watched(graph):
     vae = graph.link("ADTTreeModelLoader", 2)
     picture = graph.add("EmptyImage", width=96, height=96, batch_size=1, color=0x336699)
     graph.set("ADTTreeSampler", latent_image=graph.add("VAEEncode", pixels=picture, vae=vae), keep_top=0.5)
-    graph.add(
-        "ProbeWatch",
-        model=graph.link("ADTTreeModelLoader"),
-        clip=graph.link("ADTTreeModelLoader", 1),
-        vae=vae,
-        drafter=graph.link("ADTTreeDrafterLoader"),
-        positive=graph.link("CLIPTextEncode"),
-        samples=graph.link("ADTTreeSampler"),
-        trace=graph.link("ADTTreeSampler", 1),
-        images=graph.link("VAEDecode"),
-    )
+    model, clip = graph.link("ADTTreeModelLoader"), graph.link("ADTTreeModelLoader", 1)
+    drafter, positive = graph.link("ADTTreeDrafterLoader"), graph.link("CLIPTextEncode")
+    drawn = {"samples": graph.link("ADTTreeSampler"), "trace": graph.link("ADTTreeSampler", 1)}
+    drawn["images"] = graph.link("VAEDecode")
+    graph.add("ProbeWatch", model=model, clip=clip, vae=vae, drafter=drafter, positive=positive, **drawn)
     return graph
 
 
 @pytest.fixture
 def watched_batch(watched):
-    """Return the watched workflow with a batch of one image."""
     links = {"model": watched.link("ADTTreeModelLoader"), "drafter": watched.link("ADTTreeDrafterLoader")}
     batch, _ = watched.add("ADTTreeBatchSampler", **links, prompts="a red car", seed=0)
     sheet = watched.add("ADTTreeBatchReport", results=[batch, 2], filename="memory")
@@ -56,10 +43,7 @@ def watched_batch(watched):
 
 @pytest.fixture
 def short(graph):
-    """Return a workflow that generates only the last row of an image, with Jacobi drafts.
-
-    The workflow is fast, but allocates the same caches as for a complete image.
-    """
+    """Return a fast workflow: it generates the last row of an image, with all caches of a complete image."""
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")
@@ -74,19 +58,8 @@ CONSTANTS = {
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Budget", "CudaPinner", "NetworkKind", "Placement", "PredictedSettings", "Resident"),
     *("Drafting", "Family", "ShapeSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
-    *(
-        "Loading",
-        "Message",
-        "Option",
-        "PaperFigures",
-        "Pairing",
-        "Part",
-        "Preset",
-        "Published",
-        "PublishedSampling",
-        "Recipe",
-    ),
-    *("Runtime", "Sampling", "Shape", "Tooltips", "WorkerArgs", "_LowerBound"),
+    *("Loading", "Message", "Option", "PaperFigures", "Pairing", "Part", "Preset", "Published", "PublishedSampling"),
+    *("Recipe", "Runtime", "Sampling", "Shape", "Tooltips", "WorkerArgs", "_LowerBound"),
 }
 """Classes of the pack whose instances may exist until the process ends, for example settings and tables."""
 
@@ -106,7 +79,7 @@ def test_freeing_memory_releases_all_objects_of_a_batch(comfy, watched_batch):
 
 def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
     """Check that objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone."""
-    held = memory(comfy)
+    held = comfy.get("/probe/memory")
     assert alive <= set(held["alive"]) and classes <= set(held["classes"]), "ComfyUI keeps outputs"
     assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches are released after their run"
     assert comfy.free_until(lambda: not remaining_objects(comfy), seconds=20, free_memory=True), remaining_objects(
@@ -116,8 +89,13 @@ def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
 
 def remaining_objects(comfy) -> set[str]:
     """Return the watched objects that still exist, and the pack's classes that still have instances."""
-    found = memory(comfy)
+    found = comfy.get("/probe/memory")
     return {*found["alive"], *found["classes"]} - CONSTANTS
+
+
+def check_growth(sizes: list[float]) -> None:
+    """Check that the memory has grown by less than a MB per run (`RUNS`). ``sizes`` are in MB."""
+    assert median(sizes[-SETTLED:]) - median(sizes[:SETTLED]) < RUNS, [round(size) for size in sizes]
 
 
 def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, short):
@@ -133,15 +111,13 @@ def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, shor
     first = None
     for run in range(1, 2 + RUNS // 2 + SETTLED):
         outputs = comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
-        (pixels,) = images(comfy, outputs)
+        (pixels,) = comfy.images(outputs)
         if run % 2:
             first = pixels if first is None else first
             assert (pixels == first).all()
         assert comfy.run(stock.set("ProbePressure", run=run).prompt)
         sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
-    before = median(sizes[1 : 1 + SETTLED])
-    after = median(sizes[-SETTLED:])
-    assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"
+    check_growth(sizes[1:])
 
 
 @pytest.mark.long
@@ -151,6 +127,4 @@ def test_many_runs_do_not_grow_the_server(comfy, short):
     for seed in range(2 + RUNS + SETTLED):
         comfy.run(short.set("ADTTreeSampler", seed=2000 + seed).prompt, preview_method="auto")
         sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
-    before = median(sizes[2 : 2 + SETTLED])
-    after = median(sizes[-SETTLED:])
-    assert after - before < RUNS, f"more than 1 MB a run: {[round(size) for size in sizes]} MB"
+    check_growth(sizes[2:])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from convert import Graph, text_to_image
-from images import images
 from messages import PREVIEWS
 from safetensors.torch import load
 from small import with_small_models
 from test_cancel import LIMIT, interrupt_and_time
+from test_families import drawing
 from test_workflows import NAMES, TO_INSTALL, prompt_of
 
 from adt_core import load_target
@@ -84,9 +84,9 @@ def test_models_of_the_user_are_listed_and_draw(stocked):
     assert drafters[:3] == ["auto", "bundled", "jacobi"]
     assert set(drafters[3:]) == {"mine", "small", f"LANTERN-{LUMINA}"}
     graph = text_to_image()
-    (bundled,) = images(stocked, stocked.run(graph.prompt))
+    (bundled,) = stocked.draw(graph.prompt)
     graph.set("ADTTreeModelLoader", model="deep/er/elsewhere").set("ADTTreeDrafterLoader", drafter="mine")
-    (same,) = images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="elsewhere").prompt))
+    (same,) = stocked.draw(graph.set("SaveImage", filename_prefix="elsewhere").prompt)
     np.testing.assert_array_equal(same, bundled)
     folder = stocked.base / "models" / "ar_image"
     shutil.copytree(folder / "someone" / "copy", folder / "new")
@@ -101,11 +101,11 @@ def test_template_runs_after_its_model_is_installed(stocked, stocked_template, n
     width, height = DRAWN[name]
     graph.set("ADTTreeModelLoader", model=TO_INSTALL[name][2])
     outputs = stocked.run(graph.prompt)
-    (image,) = images(stocked, outputs)
+    (image,) = stocked.images(outputs)
     assert image.shape[:2] == (height, width)
     assert all(b"adt_tree" not in file for file in stocked.files(outputs)), "no metadata was wanted, nor a map"
     graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"{name}-plain")
-    (plain,) = images(stocked, stocked.run(graph.prompt))
+    (plain,) = stocked.draw(graph.prompt)
     np.testing.assert_array_equal(image, plain)
 
 
@@ -114,7 +114,7 @@ def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
     graph = stocked_template(GLM[0])
     graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
     outputs = stocked.run(graph.prompt)
-    (image,) = images(stocked, outputs)
+    (image,) = stocked.images(outputs)
     (latent,) = stocked.files(outputs, "latents")
     folder = stocked.base / "models" / "ar_image" / "GLM-Image"
     (codes,) = load_target(folder).codec.nearest(load(latent)["latent_tensor"])
@@ -139,17 +139,14 @@ def test_glm_image_second_stage_shows_previews_and_stops_within_a_step(stocked, 
         begun = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == own)
         browser.wait_for(lambda m: m.type in PREVIEWS and m.at > begun.at)
         assert interrupt_and_time(stocked, browser, prompt_id) < LIMIT
-    assert images(stocked, stocked.run(graph.set("ADTTreeGLMImageDecode", steps=2).prompt))
+    assert stocked.draw(graph.set("ADTTreeGLMImageDecode", steps=2).prompt)
 
 
 def test_glm_image_from_text_from_a_picture_and_continued(stocked):
     """Drafts must not change an image. A source picture and a kept part of another image must change it."""
     seen = {}
     for name in ("text", "source", "continued"):
-        graph = text_to_image()
-        graph.set("ADTTreeModelLoader", model="GLM-Image").set("ADTTreeDrafterLoader", drafter="auto")
-        size = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=96, height=64)
-        graph.set("ADTTreeSampler", model=size, preset="model default").drop("ADTTreeSampler", "negative")
+        graph = drawing("GLM-Image", drafter="auto")
         picture = graph.add("EmptyImage", width=96, height=64, batch_size=1, color=0xC04010)
         latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
         if name == "source":
@@ -157,9 +154,9 @@ def test_glm_image_from_text_from_a_picture_and_continued(stocked):
             graph.set("ADTTreeSampler", positive=graph.add("ReferenceLatent", conditioning=prompt, latent=latent))
         if name == "continued":
             graph.set("ADTTreeSampler", latent_image=latent)
-        (drawn,) = images(stocked, stocked.run(graph.prompt))
+        (drawn,) = stocked.draw(graph.prompt)
         graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"glm-{name}-plain")
-        (plain,) = images(stocked, stocked.run(graph.prompt))
+        (plain,) = stocked.draw(graph.prompt)
         np.testing.assert_array_equal(drawn, plain)
         assert drawn.shape[:2] == (64, 96)
         seen[name] = drawn
@@ -191,14 +188,13 @@ def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template)
         "the loader does not reuse the drafter that it had loaded"
     )
     graph.set("ADTTreeSampler", seed=4)
-    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
+    assert stocked.draw(graph.set("SaveImage", filename_prefix="damaged").prompt)
     assert message in stocked.log.read_text(encoding="utf-8")
     shutil.rmtree(drafter)
-    assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="jacobi").prompt))
+    assert stocked.draw(graph.set("SaveImage", filename_prefix="jacobi").prompt)
 
 
 def moves(server) -> dict:
-    """Return how often weights have been loaded and unloaded."""
     return server.get("/moving/moves")
 
 
@@ -222,16 +218,12 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
     before = moves(server)["loaded"]
     outputs = server.run(graph.prompt, preview_method="auto")
     assert moves(server)["loaded"] > before
-    return {f"{key} {i}": image for key in outputs for i, image in enumerate(images(server, {key: outputs[key]}))}
+    return {f"{key} {i}": image for key in outputs for i, image in enumerate(server.images({key: outputs[key]}))}
 
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
-    """Unload all models between runs. The results of nodes before the last sampler are cached.
-
-    These nodes don't run again, so the sampler must load all weights. One workflow uses the bundled models, the others
-    use small models.
-    """
+    """Nodes before the last sampler are cached and don't run again, so the sampler must load all weights."""
     graph = stocked_template(name)
     if name != START:
         with_small_models(graph)

@@ -5,7 +5,6 @@ from comfy_server import PACKS, ROOT, Comfy
 
 
 def test_loading_logs_no_warning(release, tmp_path):
-    """With the pack, ComfyUI must log the same warnings as without the pack."""
     with_pack = Comfy(release, tmp_path / "with_pack", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
     without_pack = Comfy(release, tmp_path / "without_pack", {}).load_packs() if with_pack else []
     assert [line for line in with_pack if line not in without_pack] == []

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import Graph
-from images import images
 from test_errors import failed
 
 LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
@@ -17,7 +16,6 @@ LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """Write two large models and return their folders."""
     from tests.tiny import write_tiny_checkpoint
 
     folder = tmp_path_factory.mktemp("large")
@@ -38,7 +36,6 @@ def large(comfy, checkpoints):
 
 @pytest.fixture
 def plain(graph):
-    """Return the text-to-image workflow without drafts."""
     return graph.set("ADTTreeSettings", method="no-drafting").drop("ADTTreeSampler", "drafter")
 
 
@@ -58,17 +55,16 @@ def test_switching_models_needs_memory_for_one(comfy, plain, large, checkpoints)
 
 
 def test_two_models_in_one_graph_both_draw(comfy, plain, large):
-    single = [images(comfy, comfy.run(plain.set("ADTTreeModelLoader", model=name).prompt))[0] for name in large]
+    single = [comfy.draw(plain.set("ADTTreeModelLoader", model=name).prompt)[0] for name in large]
     both = Graph({key: {**node, "inputs": dict(node["inputs"])} for key, node in plain.prompt.items()})
     both.set("ADTTreeSampler", seed=both.inputs("ADTTreeSampler")["seed"] + 1)
     first = second_branch(both, large[0], plain.inputs("ADTTreeSampler")["seed"])
-    same, other = images(comfy, comfy.run(both.prompt), first, both.id("SaveImage"))
+    same, other = comfy.draw(both.prompt, first, both.id("SaveImage"))
     np.testing.assert_array_equal(same, single[0])
     assert (other != single[1]).any()
 
 
 def second_branch(graph: Graph, model: str, seed: int) -> str:
-    """Add another model and its own sampler, and return the id of the node that saves the image."""
     loader, _ = graph.add("ADTTreeModelLoader", model=model)
     prompt = graph.add("CLIPTextEncode", clip=[loader, 1], text=graph.inputs("CLIPTextEncode")["text"])
     values = {**graph.inputs("ADTTreeSampler"), "model": [loader, 0], "positive": prompt, "seed": seed}
@@ -80,7 +76,7 @@ def second_branch(graph: Graph, model: str, seed: int) -> str:
 def test_running_out_of_memory_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
-        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").text
+        message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").message
     finally:
         comfy.get("/probe/exhaust", on=0)
     assert message.startswith("bundled needs 0.1 GiB with its working memory, and cpu ran out of its ")
@@ -91,10 +87,7 @@ def test_running_out_of_memory_while_sampling(comfy, plain):
 
 @pytest.mark.small_models
 def test_pooled_caches_are_freed_with_the_weights(comfy, plain):
-    """Between runs, pooled caches stay allocated and count as available memory.
-
-    They must be freed first if the user clicks Unload Models or if another model needs memory.
-    """
+    """They count as available memory, so Unload Models and other models must free them first."""
     keep = {"model": plain.link("ADTTreeModelLoader"), "squeeze": 0}
     comfy.get("/probe/kept")
     comfy.run(plain.set("ADTTreeSampler", seed=1).prompt)

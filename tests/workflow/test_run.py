@@ -8,7 +8,6 @@ import json
 
 import numpy as np
 import pytest
-from images import images
 from messages import PREVIEWS, lines_under
 from PIL import Image
 from reference import draw, draw_graph
@@ -24,7 +23,7 @@ NOTHING = "This small model draws houses, boats, balloons, mugs and the like; th
 def test_image_of_a_small_model_equals_the_engines(comfy, graph):
     """The Sampler node drafts with its default settings; the engine decodes without drafts."""
     graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
-    (image,) = images(comfy, comfy.run(graph.prompt))
+    (image,) = comfy.draw(graph.prompt)
     np.testing.assert_array_equal(image, draw_graph(comfy.base, graph, TINY))
 
 
@@ -32,7 +31,7 @@ def test_image_equals_the_engines(comfy, graph):
     """The sampler's inputs are only links, so it uses the model's default settings."""
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
     graph.prompt[graph.id("ADTTreeSampler")]["inputs"] = links
-    (image,) = images(comfy, comfy.run(graph.prompt))
+    (image,) = comfy.draw(graph.prompt)
     own = {"guidance_scale": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling={"seed": 0, **own})["images"]
     np.testing.assert_array_equal(image, expected[0])
@@ -83,19 +82,16 @@ def test_truncation_and_ignored_settings_are_shown_under_the_sampler(comfy, grap
 @pytest.mark.small_models
 def test_same_seed_gives_the_same_image_after_unloading(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)
-    (before,) = images(comfy, comfy.run(graph.prompt))
+    (before,) = comfy.draw(graph.prompt)
     comfy.free()
     outputs, messages = comfy.watch(graph.prompt)
     executed = {message.data["node"] for message in messages if message.type == "executing"}
     assert graph.id("ADTTreeModelLoader") in executed, "nothing was freed"
-    np.testing.assert_array_equal(before, images(comfy, outputs)[0])
+    np.testing.assert_array_equal(before, comfy.images(outputs)[0])
 
 
 def test_progress_and_previews_are_sent(comfy, graph):
-    """The progress bar must count all tokens, and previews must show the image.
-
-    The map shows the figures of the run, so the node must not show them, too.
-    """
+    """The progress bar counts all tokens. The map shows the figures of the run, so the node must not."""
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="no-drafting")
     _, messages = comfy.watch(graph.prompt)
     sampler = graph.id("ADTTreeSampler")

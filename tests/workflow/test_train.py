@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from images import images
 from messages import lines_under
 from small import QUICK
 from test_cancel import interrupt_and_time
@@ -12,12 +11,12 @@ from test_cancel import interrupt_and_time
 
 @pytest.mark.small_models
 def test_trained_drafter_is_listed_and_used(stocked, graph):
-    """Before the training, another run loads the weights in inference mode. The training must work nevertheless."""
+    """Before the training, another run loads the weights in inference mode."""
     comfy = stocked
     node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}
     del graph.prompt[node]
-    (before,) = images(comfy, comfy.run(graph.prompt))
+    (before,) = comfy.draw(graph.prompt)
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])
@@ -31,10 +30,10 @@ def test_trained_drafter_is_listed_and_used(stocked, graph):
     assert last.startswith("'trained' drafts ") and last.endswith(
         " tokens a pass after 10 steps; the Drafter Loader has it."
     )
-    (curve,) = images(comfy, outputs, node)
+    (curve,) = comfy.images(outputs, node)
     assert curve.shape == (400, 640, 3)
     listed = comfy.get("/object_info/ADTTreeDrafterLoader")["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
     assert "trained" in listed[1]["options"]
     graph.set("ADTTreeDrafterLoader", drafter="trained").set("ADTTreeSettings", method="eagle2")
-    (after,) = images(comfy, comfy.run(graph.prompt))
+    (after,) = comfy.draw(graph.prompt)
     np.testing.assert_array_equal(after, before)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from comfy_server import ROOT
 from convert import Graph, to_prompt
-from images import images
 from PIL import Image
 from small import QUICK, SMALL, UPSCALER
 
@@ -56,6 +55,12 @@ TO_INSTALL = {
 
 def read(name: str) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def note_of(name: str) -> tuple[str, str]:
+    """Return the note of a workflow in English and in Chinese."""
+    (note,) = [node for node in read(name)["nodes"] if node["type"] == "MarkdownNote"]
+    return note["widgets_values"][0], note["zh"]["note"]
 
 
 def installed(object_info: dict, name: str) -> dict:
@@ -130,7 +135,6 @@ def test_batch_template_has_example_prompts():
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
 def test_converter_rejects_damaged_workflows(object_info, damage):
-    """The converter must raise an error for a damaged workflow."""
     workflow = read(FIRST)
     sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
     if damage == "shifted":
@@ -147,35 +151,27 @@ def test_converter_rejects_damaged_workflows(object_info, damage):
 def test_note_names_the_required_model(name):
     node, _, value = TO_INSTALL[name]
     assert [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == node] == [value]
-    (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
+    note, _ = note_of(name)
     assert value in note or "models/upscale_models" in note, "the note names the folder"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
 def test_note_explains_the_download(name):
-    """The note must explain a download with the nodes, not with a command.
-
-    Tests in ``inside/`` and tests/browser check the Model Loader's message about the download.
-    """
+    """With the nodes, not with a command. Tests in ``inside/`` and tests/browser check the loader's message."""
     row = find_published(TO_INSTALL[name][2])
-    (note,) = [n for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
-    for text, how in (
-        (note["widgets_values"][0], "set *if_missing* to *download*"),
-        (note["zh"]["note"], "设为*下载*"),
-    ):
+    for text, how in zip(note_of(name), ("set *if_missing* to *download*", "设为*下载*")):
         assert row.name in text and how in text and f"{row.size}" in text and "```" not in text
 
 
 def test_first_note_says_what_the_bundled_model_is_for():
     """The note must name a model for real pictures and every object of the bundled model's training data, in a line."""
-    (note,) = [n for n in read(FIRST)["nodes"] if n["type"] == "MarkdownNote"]
     objects = [names[0] for names in OBJECT_NAMES.values()]
     assert all(bundled_words().things.intersection(words.split()) for words in objects)
-    for text in (note["widgets_values"][0], note["zh"]["note"]):
+    for text in note_of(FIRST):
         _, purpose, list_of_objects, *_ = text.split("\n\n")
         assert find_published(re.search(r"\*([\w-]+)\*", purpose)[1]).downloads and "\n" not in purpose
         assert re.split("[:：]", list_of_objects)[1].strip().rstrip(".").split(", ") == objects
-    assert "A small demonstration model; for real pictures choose *Janus-Pro-1B*." in note["widgets_values"][0]
+    assert "A small demonstration model; for real pictures choose *Janus-Pro-1B*." in note_of(FIRST)[0]
 
 
 @pytest.mark.parametrize("language", LOCALES)
@@ -227,8 +223,7 @@ has 10 pixels."""
 
 INK = "#aaa"
 """Approximate colour of a note's text in Nodes 2.0. In the canvas, the text is white."""
-CONTRAST = 4.5
-"""Minimum contrast of text according to WCAG, level AA."""
+CONTRAST = 4.5  # minimum contrast of text according to WCAG, level AA
 
 
 def luminance(colour: str) -> float:
@@ -258,11 +253,7 @@ def test_nodes_do_not_overlap(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notes_are_legible_on_a_small_screen(name):
-    """After ComfyUI opens a template, letters of its notes must have at least 10 pixels and enough contrast.
-
-    ComfyUI zooms so that all nodes fit into three quarters of the window. Paragraphs of a note are therefore written as
-    headings, which are larger. Letters are light on a dark background.
-    """
+    """ComfyUI zooms so that all nodes fit into three quarters of the window; headings are larger than other text."""
     workflow = read(name)
     lefts, tops, rights, bottoms, _ = zip(*boxes_of(workflow))
     width = max(rights) - min(lefts)
@@ -272,7 +263,7 @@ def test_notes_are_legible_on_a_small_screen(name):
     assert zoom > 0.8
     (note,) = (n for n in workflow["nodes"] if n["type"] == "MarkdownNote")
     assert (luminance(INK) + 0.05) / (luminance(note["bgcolor"]) + 0.05) >= CONTRAST
-    for text in (note["widgets_values"][0], note["zh"]["note"]):
+    for text in note_of(name):
         for block in re.sub(r"```.*?```", "", text, flags=re.S).split("\n\n"):
             level = re.match("#* ?", block.strip())[0]
             assert not block.strip() or zoom * HEADINGS[level] >= 10, block
@@ -303,7 +294,7 @@ def test_compare_with_plain(comfy, template):
     graph = template("ADT-Tree compared with no drafting")
     shown = [graph.id("PreviewImage"), *show(graph, "ADTTreeCompare", 1, 2)]
     outputs = comfy.run(graph.prompt)
-    a, b, difference = images(comfy, outputs, *shown)
+    a, b, difference = comfy.images(outputs, *shown)
     np.testing.assert_array_equal(a, b)
     assert a.std() > 20 and not difference.any()
     (report,) = outputs[graph.id("PreviewAny")]["text"]
@@ -314,7 +305,7 @@ def test_lantern(comfy, template):
     graph = template("ADT-Tree relaxed acceptance (LANTERN)")
     shown = [graph.id("PreviewImage"), *show(graph, "ADTTreeCompare", 1, 2)]
     outputs = comfy.run(graph.prompt)
-    relaxed, exact, changed = images(comfy, outputs, *shown)
+    relaxed, exact, changed = comfy.images(outputs, *shown)
     np.testing.assert_allclose(np.abs(relaxed.astype(int) - exact), changed, atol=1)
     (report,) = outputs[graph.id("PreviewAny")]["text"]
     assert "replaced by LANTERN" in report
@@ -332,7 +323,7 @@ def test_lantern(comfy, template):
     ],
 )
 def test_image_is_enlarged(comfy, template, name, side):
-    (image,) = images(comfy, comfy.run(template(name).prompt))
+    (image,) = comfy.draw(template(name).prompt)
     assert image.shape == (side, side, 3) and image.std() > 20
 
 
@@ -356,21 +347,20 @@ def test_caption_files(comfy, template, name, scale):
         captions = [one["caption"] for one in listed if str(one["image_id"]) == row["id"]]
         assert row["prompt"] == max(captions, key=len) and len(captions) > 1
     if "SaveImage" in {node["class_type"] for node in graph.prompt.values()}:
-        saved = images(comfy, outputs, graph.id("SaveImage"))
+        saved = comfy.images(outputs, graph.id("SaveImage"))
         assert [image.shape for image in saved] == [(scale * 128, scale * 128, 3)] * 2
 
 
 def test_map_and_statistics(comfy, template):
     graph = template("ADT-Tree map and statistics of a run")
     outputs = comfy.run(graph.prompt)
-    (image,) = images(comfy, outputs, graph.id("SaveImage"))
+    (image,) = comfy.images(outputs, graph.id("SaveImage"))
     assert image.std() > 20
     (text,) = outputs[graph.id("PreviewAny")]["text"]
     assert "ertainty" in text
 
 
 def test_benchmark_and_diagnostics(comfy, template):
-    """Both nodes measure all methods with the bundled model and show their tables."""
     graph = template("ADT-Tree benchmark and diagnostics of this machine").set("ADTTreeBenchmark", count=1)
     texts = [text for output in comfy.run(graph.prompt).values() for text in output.get("text", ())]
     table = next(text for text in texts if "| method |" in text)
@@ -392,9 +382,7 @@ def test_continue_image(comfy, template):
     graph = template("ADT-Tree continue a picture")
     decode = graph.add("VAEDecode", samples=graph.link("ADTTreeSampler"), vae=graph.link("ADTTreeModelLoader", 2))
     first = graph.add("PreviewImage", images=decode)[0]
-    start, *continued = (
-        one.astype(float) for one in images(comfy, comfy.run(graph.prompt), first, graph.id("SaveImage"))
-    )
+    start, *continued = (one.astype(float) for one in comfy.draw(graph.prompt, first, graph.id("SaveImage")))
     assert len(continued) == 4
     for image in continued:
         assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, except for rounding to tokens"

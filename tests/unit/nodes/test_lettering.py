@@ -10,10 +10,7 @@ SIZES = iter(size + 0.5 for size in range(12, 100))
 
 
 def with_fonts(monkeypatch, size, *fonts):
-    """Return the lettering on a machine that has only these fonts and Pillow's built-in font.
-
-    The built-in font has only English letters.
-    """
+    """Return the lettering on a machine with these fonts and Pillow's own, which has only English letters."""
     remaining = iter(fonts)
     truetype = ImageFont.truetype
 

@@ -13,7 +13,6 @@ PAGE = ROOT / "js"
 
 
 def constant(file: str, name: str) -> str:
-    """Return the JavaScript expression of a constant."""
     (found,) = re.findall(rf"^const {name} = (.+?);", (PAGE / file).read_text(encoding="utf-8"), re.M)
     return found
 

@@ -42,9 +42,8 @@ def emu3_rounds(images: int, tokens: int = 90 * 91) -> list[Round]:
             levels = tuple(draw.randint(1, 6) for _ in range(depth))
             accepted = min(draw.choice((0, 0, 1, 1, 2, 2, 3, 4, 6)), depth, tokens - 2 - position)
             if position < tokens - 1:
-                records.append(
-                    ImageRound(image, position, 12, 6, depth, sum(levels), accepted, (), 0, max(levels), levels)
-                )
+                shape = depth, sum(levels), accepted, (), 0, max(levels), levels
+                records.append(ImageRound(image, position, 12, 6, *shape))
                 positions[image] += accepted + 1
         times = draw.uniform(0.02, 0.05), draw.uniform(0.002, 0.006)
         rounds.append(Round(len(rounds), *times, 12, tuple(records)))
@@ -142,7 +141,6 @@ def test_shared_digests_are_those_of_single_calls(many):
 
 
 def hidden_of(request, number):
-    """Return the hidden inputs of a node of a request."""
     return SimpleNamespace(unique_id=number, prompt=request["prompt"], extra_pnginfo={"workflow": {}})
 
 
@@ -193,16 +191,9 @@ def test_homes_have_the_workflow_and_the_tag_of_the_node_also_in_subgraphs():
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_nodes_of_invalid_workflows_have_no_home(odd):
-    for workflow in (
-        {"nodes": odd},
-        {"nodes": [odd]},
-        {"nodes": [{"id": 3, "properties": odd}]},
-        {"nodes": [tagged(3, odd)]},
-    ):
-        assert owners(queued(workflow, "3", "3:5"))["homes"] in (
-            {},
-            {"3": f"None {odd}"} if isinstance(odd, str) else {},
-        )
+    valid = {"3": f"None {odd}"} if isinstance(odd, str) else {}
+    for nodes in (odd, [odd], [{"id": 3, "properties": odd}], [tagged(3, odd)]):
+        assert owners(queued({"nodes": nodes}, "3", "3:5"))["homes"] in ({}, valid)
 
 
 def test_map_of_another_workflow_gets_the_texts_of_this_one():

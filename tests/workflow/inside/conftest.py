@@ -18,8 +18,7 @@ from small import SMALL, write_small
 
 ROOT = Path(__file__).resolve().parents[3]
 PROBE = Path(__file__).resolve().parents[1] / "probe_nodes"
-EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"
-"""ComfyUI's extra node files that tests need."""
+EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"  # ComfyUI's extra node files that tests need
 INSIDE = importlib.util.find_spec("comfy") is not None
 collect_ignore_glob = [] if INSIDE else ["test_*.py"]
 
@@ -77,7 +76,6 @@ class Pack:
         return {name: node.GET_NODE_INFO_V1() for name, node in self.nodes.items() if name.startswith("ADTTree")}
 
     def run(self, kind: str, **inputs) -> tuple:
-        """Run a node and return its outputs."""
         node = self.nodes[kind]
         if hasattr(node, "PREPARE_CLASS_CLONE"):
             return node.PREPARE_CLASS_CLONE({"hidden_inputs": {}}).execute(**inputs).args
@@ -123,7 +121,6 @@ def pack(tmp_path_factory, meter):
 
 @pytest.fixture(scope="session")
 def loaded(pack):
-    """Return the bundled model, with its CLIP and its VAE."""
     return pack.run("ADTTreeModelLoader", model="bundled", dtype="auto")
 
 
@@ -152,7 +149,6 @@ class Small:
         self._places = {name: str(pack.base / "models" / folder / SMALL) for name, folder in folders.items()}
 
     def run(self, kind: str, **inputs) -> tuple:
-        """Run a node that has the model as an input. Return its outputs."""
         return self._pack.run(kind, model=self.model, **inputs)
 
     def text(self, text: str) -> list:
@@ -168,7 +164,6 @@ class Small:
         return self.sample(**inputs)[0]["samples"].numpy()
 
     def expected(self, **asked) -> dict[str, np.ndarray]:
-        """Return the images that the engine generates for these arguments (reference.py)."""
         return draw(**{"prompt": self.PROMPT, "sampling": {"seed": 5}} | asked, **self._places)
 
 

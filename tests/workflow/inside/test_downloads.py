@@ -56,7 +56,6 @@ def listed(pack):
 
 @pytest.fixture
 def load(pack):
-    """Return a function that loads a model with *if_missing* set to *download*."""
     return lambda name, **more: pack.run("ADTTreeModelLoader", model=name, dtype="auto", if_missing="download", **more)
 
 

@@ -22,11 +22,8 @@ def chosen(pack, monkeypatch):
     def choose(has_bfloat16, memory, model=SMALL, weights=None):
         path = model if model == "bundled" else str(pack.base / "models" / "ar_image" / model)
         monkeypatch.setattr(pack.package(".nodes.comfy_runtime"), "has_bfloat16", lambda device: has_bfloat16)
-        for name, value in {
-            "get_torch_device": torch.device("cuda"),
-            "should_use_fp16": True,
-            "get_total_memory": memory,
-        }.items():
+        found = {"get_torch_device": torch.device("cuda"), "should_use_fp16": True, "get_total_memory": memory}
+        for name, value in found.items():
             monkeypatch.setattr(loaders.mm, name, lambda *_, value=value: value)
         return loaders._dtype(f"{weights} weights" if weights else "auto", path), shown
 
@@ -38,9 +35,8 @@ def test_chosen_dtype_depends_on_the_gpu(chosen, gpu):
     has_bfloat16, memory, expected = GPUS[gpu]
     dtype, shown = chosen(has_bfloat16, memory)
     assert dtype == expected
-    assert [line.startswith("float16, because this card has no bfloat16") for line in shown] == (
-        [True] if expected == torch.float16 else []
-    )
+    is_told = [line.startswith("float16, because this card has no bfloat16") for line in shown]
+    assert is_told == [True] * (expected == torch.float16)
 
 
 def test_int8_weights_compute_in_half_precision(chosen):

@@ -1,6 +1,5 @@
 """Tests of GLM-Image's second stage. For the same tokens, the nodes must give the same pixels as diffusers."""
 
-import importlib
 import json
 import shutil
 import sys
@@ -28,7 +27,6 @@ def folder(pack):
 
 @pytest.fixture(scope="module")
 def first(pack, folder):
-    """Return the loaded first stage, and its CLIP."""
     return pack.run("ADTTreeModelLoader", model="GLM-Image")[:2]
 
 
@@ -41,7 +39,6 @@ def stage(pack, folder, request):
 
 @pytest.fixture(scope="module")
 def tokens(first):
-    """Return the LATENT of a batch, and its codes."""
     codes = torch.randint(CODES, (2, 3, 2), generator=torch.Generator().manual_seed(0))
     return {"samples": first[0].target.codec.lookup(codes).float()}, codes
 
@@ -53,13 +50,11 @@ def text(pack, first):
 
 @pytest.fixture
 def decode(pack, first, tokens, text):
-    """Return a function that runs the Decode node. It returns the IMAGE."""
     usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
     return lambda decoder, **inputs: pack.run("ADTTreeGLMImageDecode", decoder=decoder, **usual | inputs)[0]
 
 
 def pipeline_images(pipeline, codes, **more):
-    """Return the images of diffusers' pipeline for these codes."""
     rows, columns = codes.shape
     made = pipeline(
         PROMPT,
@@ -76,7 +71,6 @@ def pipeline_images(pipeline, codes, **more):
 
 
 def picture(image):
-    """Convert an image [H, W, 3] from 0 to 1 into a Pillow image with 8 bits per channel."""
     return Image.fromarray((image * 255).round().byte().numpy())
 
 
@@ -116,12 +110,8 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
 
 
 def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
-    """Separate files use the published configurations.
-
-    In this test, the small pipeline's configurations replace them.
-    """
-    package, _ = pack.nodes["ADTTreeGLMImageDecode"].__module__.rsplit(".nodes.", 1)
-    module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
+    """Separate files use the published configurations, which those of the small pipeline replace here."""
+    module = pack.package(".adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
     for (part, place), known in zip(files.items(), ("_TRANSFORMER", "_BYT5", "_VAE")):
         fields = json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
@@ -130,14 +120,12 @@ def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkey
         (weights,) = (folder / part).glob("*.safetensors")
         (pack.base / "models" / place).mkdir(exist_ok=True)
         shutil.copy(weights, pack.base / "models" / place / f"glm_{part}.safetensors")
-    monkeypatch.setattr(
-        module, "_SCHEDULER", json.loads((folder / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
-    )
+    scheduler = json.loads((folder / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(module, "_SCHEDULER", scheduler)
     chosen = {part: f"glm_{part}.safetensors" for part in files}
     folder_decoder, _ = stage
-    (decoder,) = pack.run(
-        "ADTTreeGLMImageDecoderLoader", **chosen, dtype=str(folder_decoder.pipeline.dtype).split(".")[1]
-    )
+    dtype = str(folder_decoder.pipeline.dtype).split(".")[1]
+    (decoder,) = pack.run("ADTTreeGLMImageDecoderLoader", **chosen, dtype=dtype)
     assert torch.equal(decode(decoder), decode(folder_decoder))
     error = pack.fails("ADTTreeGLMImageDecoderLoader", transformer=chosen["transformer"])
     check_error(error, "glm_image.no_folder", input="text_encoder")
@@ -173,9 +161,8 @@ def test_inputs_that_cannot_be_decoded_are_refused(pack, first, stage, tokens, t
 def test_missing_library_error_contains_the_install_command(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     error = pack.fails("ADTTreeGLMImageDecoderLoader")
-    check_error(
-        error, "glm_image.no_diffusers", command=pack.package(".adt_core.errors").pip_install("--upgrade diffusers")
-    )
+    command = pack.package(".adt_core.errors").pip_install("--upgrade diffusers")
+    check_error(error, "glm_image.no_diffusers", command=command)
 
 
 def test_missing_stage_error_explains_the_download(pack):

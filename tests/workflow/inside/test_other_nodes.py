@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small import write_captions
 
 from tests.metrics import write_clip
 from tests.raising import check_error
@@ -14,10 +15,7 @@ from tests.raising import check_error
 
 @pytest.fixture(scope="module")
 def compare(small):
-    """Return a function that runs Compare.
-
-    It returns A, B and their difference as uint8 images, and the report.
-    """
+    """Return a function that runs Compare. It returns A, B and their difference as uint8 images, and the report."""
 
     def run(**inputs) -> tuple[list[np.ndarray], str]:
         *images, report = small.run("ADTTreeCompare", positive=small.text(small.PROMPT), **small.NUMBERS, **inputs)
@@ -73,10 +71,7 @@ def test_map_as_video(pack, small):
 
 @pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
 def test_map_as_image_and_mask(pack, small, show):
-    """The mask must have the scaled value of each token.
-
-    Each value must have one colour. Opacity must blend map and image.
-    """
+    """The mask has the scaled value of each token. A value has one colour. Opacity blends map and image."""
     latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
     (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
     maps, masks = pack.run("ADTTreeMapToImage", trace=trace, show=show, opacity=0.6)
@@ -101,24 +96,17 @@ def test_map_as_image_and_mask(pack, small, show):
 @pytest.fixture
 def listed(pack):
     """Return a function that runs Prompts on ten captions in MS-COCO's layout. It returns pairs (id, prompt)."""
-    bundled = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
-    captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(bundled["annotations"][:10])]
-    (pack.base / "input" / "captions_test2017.json").write_text(
-        json.dumps({"images": [], "annotations": captions}), encoding="utf-8"
-    )
+    name, _ = write_captions(pack.base, 10)
 
     def run(**values) -> list[tuple[str, str]]:
-        prompts, ids, *_ = pack.run("ADTTreePrompts", **{"file": "captions_test2017.json", **values})
+        prompts, ids, *_ = pack.run("ADTTreePrompts", **{"file": name, **values})
         return list(zip(ids, prompts))
 
     return run
 
 
 def test_prompt_lists(pack, listed):
-    """Select parts of a list, filter it and shuffle it.
-
-    A file in the input folder must be listed. After the file has changed, it must be read again.
-    """
+    """Parts, filter and shuffling. A file in the input folder is listed, and read again after a change."""
     captions = listed(count=0)
     assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
     _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
@@ -129,10 +117,8 @@ def test_prompt_lists(pack, listed):
     assert listed(filter="RED ", count=0) == [item for item in captions if "red " in item[1].lower()] != []
     assert listed(caption="all", count=1)[0][0] == "7000"
     example = listed(file="(example captions)", caption="longest", count=0, text="unused")
-    assert len(example) == 12 and example[0] == (
-        "1000",
-        max((text for _, text in listed(file="(example captions)", caption="all", count=4)), key=len),
-    )
+    longest = max((text for _, text in listed(file="(example captions)", caption="all", count=4)), key=len)
+    assert len(example) == 12 and example[0] == ("1000", longest)
     assert pack.nodes["ADTTreePrompts"].validate_inputs(file="(example captions)", text="") is True
     typed = {"file": "(the text below)"}
     assert listed(**typed, text="a cow\n\na dog") == [("1", "a cow"), ("3", "a dog")]
@@ -180,10 +166,7 @@ NOTHING = "This small model draws houses, boats, balloons, mugs and the like"
 
 
 def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
-    """For a model with a word list, every node that generates images must log unknown words.
-
-    This includes images from an earlier run.
-    """
+    """Every node that generates images with a model that has a word list logs them, also for earlier images."""
 
     def logged(kind: str, **inputs) -> list[str]:
         caplog.clear()
@@ -193,33 +176,24 @@ def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
     cat = {"model": small.model, "positive": small.text("a cat")}
     assert logged("ADTTreeSampler", batch_size=1, **cat) == []
     monkeypatch.setattr(small.model.target, "words", model.target.words)
-    assert logged("ADTTreeSampler", batch_size=1, **cat) == [
-        f"ADT-Tree: {UNKNOWN}: cat. {NOTHING}; the prompt names nothing that it knows."
-    ]
-    assert logged("ADTTreeCompare", **cat) == [
-        f"ADT-Tree: {UNKNOWN}: cat. {NOTHING}; the prompt names nothing that it knows."
-    ]
+    single = [f"ADT-Tree: {UNKNOWN}: cat. {NOTHING}; the prompt names nothing that it knows."]
+    assert logged("ADTTreeSampler", batch_size=1, **cat) == logged("ADTTreeCompare", **cat) == single
     batch = {"model": [small.model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
     for _ in range(2):
         (last,) = logged("ADTTreeBatchSampler", **batch)
-        start = (
-            f"ADT-Tree: {UNKNOWN} in 2 of 3 prompts: cat, 房子. {NOTHING}; 2 of 3 prompts name nothing that it knows."
-        )
-        assert last.startswith(f"{start} The images are in output/adt_tree_batches/")
+        start = f"{UNKNOWN} in 2 of 3 prompts: cat, 房子. {NOTHING}; 2 of 3 prompts name nothing that it knows."
+        assert last.startswith(f"ADT-Tree: {start} The images are in output/adt_tree_batches/")
     assert logged("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
 def test_invariance_remark_of_the_device_is_logged(pack, small, monkeypatch, caplog, kind):
     engine = pack.package(".adt_core.engine.conditions")
-    monkeypatch.setattr(
-        engine, "invariance_report", lambda *_: engine.InvarianceReport(remark="This device can't multiply.")
-    )
-    inputs = {
-        "ADTTreeSampler": {"model": small.model, "positive": small.text("a cat")},
-        "ADTTreeBatchSampler": {"model": [small.model], "prompts": ["a cat"], "seed": [97]},
-    }
-    pack.run(kind, **inputs[kind])
+    report = engine.InvarianceReport(remark="This device can't multiply.")
+    monkeypatch.setattr(engine, "invariance_report", lambda *_: report)
+    batch = {"model": [small.model], "prompts": ["a cat"], "seed": [97]}
+    single = {"model": small.model, "positive": small.text("a cat")}
+    pack.run(kind, **(single if kind == "ADTTreeSampler" else batch))
     assert "This device can't multiply." in caplog.messages[-1]
 
 
@@ -260,16 +234,12 @@ def test_noise_of_equal_prompts(pack, small):
 
 
 def last_message(caplog) -> str:
-    """Return the last line of text under a node. The node logs the same text."""
     return caplog.messages[-1].removeprefix("ADT-Tree: ")
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
 def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
-    """Prompt and negative prompt may both be too long.
-
-    The image must equal the image of the truncated text. The node must show the length of this text.
-    """
+    """The image must equal that of the truncated texts, and the node must show their length."""
     long = "a red house behind a blue lake, " * 60
     inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
     image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
@@ -326,14 +296,10 @@ def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind
 
 
 def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
-    """The preset selects the model's settings, including its suffix.
-
-    Prompts from versions without a preset must keep their numbers.
-    """
-    own = small.model.target.published_sampling._replace(
-        guidance_scale=1.5, temperature=0.7, top_k=9, suffix=", by the authors"
-    )
-    monkeypatch.setattr(small.model.target, "published_sampling", own)
+    """The preset also has a suffix. Prompts from versions without a preset must keep their numbers."""
+    own = {"guidance_scale": 1.5, "temperature": 0.7, "top_k": 9, "suffix": ", by the authors"}
+    published = small.model.target.published_sampling._replace(**own)
+    monkeypatch.setattr(small.model.target, "published_sampling", published)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
 
     def settings(**more) -> dict:
@@ -342,15 +308,14 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
         (folder,) = set(pack.base.glob("output/adt_tree_benchmark/*")) - before
         return json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
 
-    def named(made: dict) -> list[float]:
-        return [made["sampling"][name] for name in ("guidance_scale", "temperature", "top_k")]
-
-    made = settings(preset="model default", guidance=2.0, temperature=0.6)
-    assert named(made) == [1.5, 0.7, 9] and made["suffix"] == ", by the authors"
-    made = settings(guidance=3.0, temperature=1.0)
-    assert named(made) == [3.0, 1.0, 0] and made["suffix"] == ""
-    made = settings(guidance=4.0, temperature=1.0, preset="custom")
-    assert named(made) == [4.0, 1.0, 0] and made["suffix"] == ""
+    for given, numbers, suffix in (
+        ({"preset": "model default", "guidance": 2.0, "temperature": 0.6}, [1.5, 0.7, 9], ", by the authors"),
+        ({"guidance": 3.0, "temperature": 1.0}, [3.0, 1.0, 0], ""),
+        ({"guidance": 4.0, "temperature": 1.0, "preset": "custom"}, [4.0, 1.0, 0], ""),
+    ):
+        made = settings(**given)
+        assert [made["sampling"][name] for name in ("guidance_scale", "temperature", "top_k")] == numbers
+        assert made["suffix"] == suffix
 
 
 def test_benchmark_compares_methods_and_writes_results(pack, small):

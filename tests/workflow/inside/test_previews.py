@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from comfy.cli_args import LatentPreviewMethod, args
 
-ROWS = 8
-"""Rows and columns of tokens of the small model's image. A plain round generates one token of each image."""
+ROWS = 8  # rows and columns of tokens of the small model's image. A plain round generates one token of each image.
 SIDE = 64 // ROWS
 BLANK = 22, 24, 29
 
@@ -41,7 +40,6 @@ def clock(pack, monkeypatch):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Previews that nodes send, in ComfyUI's form."""
     import comfy.utils
 
     previews = []
@@ -56,7 +54,6 @@ def sent(monkeypatch):
 
 
 def rows_of(tile) -> int:
-    """Return the number of rows of tokens that are not blank."""
     is_blank = (np.asarray(tile).reshape(ROWS, -1, tile.width, 3) == BLANK).all((1, 2, 3))
     return int((~is_blank).sum())
 

@@ -34,7 +34,6 @@ def device(request, pack, monkeypatch):
 
 
 def node_recipe(pack, model, options: dict):
-    """Return the recipe of the Sampler for some options."""
     inputs = {"settings": {}, "preset": "model default"}
     for name, value in options.items():
         if name in ("guidance_scale", "temperature"):

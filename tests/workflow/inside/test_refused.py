@@ -71,7 +71,6 @@ def test_wrong_inputs_are_refused_before_the_run(pack, kind, inputs, words):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "abc"])
 def test_invalid_number_is_reported_for_its_input_only(pack, value):
-    """Check every numeric input of every node."""
     found = [(kind, name) for kind in pack.ours for name, (type, *_) in inputs(pack, kind).items() if type == "FLOAT"]
     assert len(found) > 15
     for kind, name in found:
@@ -91,10 +90,7 @@ def test_defaults_are_accepted(pack):
 
 @pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
 def test_long_list_is_not_read_during_validation(pack, model, kind, name):
-    """While it validates a prompt, the server answers no other request.
-
-    Long lists must therefore not be read during validation. Their errors are found when the node runs.
-    """
+    """The server answers no other request meanwhile. Errors of long lists are found when the node runs."""
     message = "does not have the format of its file extension"
     for file, wrong in (("short.json", 3), ("long.json", 10**6)):
         (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]", encoding="utf-8")

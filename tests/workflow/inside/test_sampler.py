@@ -31,10 +31,7 @@ BOUNDS = {"neighbours": 10, "delta": 0.4}
     ],
 )
 def test_image_equals_the_engines(small, given, asked):
-    """In float32, rounding can decide between two nearly tied tokens, about once in 1e5 tokens.
-
-    These images have no such tokens.
-    """
+    """No token of these images is nearly tied; in float32, rounding decides about one token of 1e5."""
     given = {name: small.text(value) if name == "negative" else value for name, value in given.items()}
     if "drafter" in given:
         given["drafter"] = small.drafters.get(given["drafter"])
@@ -79,10 +76,8 @@ def test_lantern_image_equals_the_engines(pack, small, values):
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(drafting="Auto + LANTERN", drafter=None)
     figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
-    assert (
-        figures["lantern"]["delta"] == small.model.target.published_sampling.lantern.delta
-        and figures["method"] == "auto"
-    )
+    assert figures["method"] == "auto"
+    assert figures["lantern"]["delta"] == small.model.target.published_sampling.lantern.delta
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -104,10 +99,7 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
 @pytest.mark.long
 @pytest.mark.parametrize("speed, method", [("Auto", "auto"), ("ADT-Tree", "adt-tree"), ("No drafting", "no-drafting")])
 def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
-    """Without a drafter, the sampler must use the model's default drafter. The preset must select the model's settings.
-
-    The speed must not change the image.
-    """
+    """The model's default drafter and the preset's settings must be used. The speed must not change the image."""
     text = "A red house."
     own = {"guidance_scale": BUNDLED_SAMPLING.guidance_scale, "temperature": BUNDLED_SAMPLING.temperature}
     asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "drafting": speed}
@@ -211,10 +203,7 @@ def test_stock_nodes_round_trip_pixels_and_latents(pack, loaded, encoded):
 
 
 def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
-    """Stock latent nodes change codebook vectors, which must be rounded to codes.
-
-    Images that don't fit a token grid must be cropped.
-    """
+    """Changed vectors must be rounded to codes, and images that don't fit a token grid must be cropped."""
     latent, _ = small.sample()
     (grown,) = pack.run("LatentUpscaleBy", samples=latent, upscale_method="nearest-exact", scale_by=1.5)
     assert pack.run("VAEDecode", samples=grown, vae=small.vae)[0].shape == (1, 96, 96, 3)

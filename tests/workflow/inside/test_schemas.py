@@ -26,7 +26,6 @@ LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
 
 @pytest.fixture
 def inputs(pack):
-    """Return a dict: node -> input -> (type, options)."""
     return {name: info_inputs(pack.nodes[name], "required", "optional") for name in NODES}
 
 
@@ -70,14 +69,20 @@ def test_defaults_of_seeds_and_lists(inputs):
 
 
 def test_inputs_with_a_default_are_optional(pack):
-    """API prompts may omit inputs with a default.
-
-    The page creates the widgets of required inputs first. If some inputs with a default were required, saved widget
-    values would be in another order.
-    """
+    """API prompts may omit them. The page creates required widgets first, so saved values would change places."""
     for name in NODES:
         needed = info_inputs(pack.nodes[name], "required")
         assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
+
+
+@pytest.fixture(params=LOCALES)
+def language(request):
+    return request.param
+
+
+@pytest.fixture
+def translated(language):
+    return json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
 
 
 METRICS = {"clip", "hps", "aesthetic", "inception", "real_images"}
@@ -85,9 +90,7 @@ FILES = {"model", "drafter", "file", "transformer", "text_encoder", "vae", *METR
 """Inputs that list files, whose names are not translated."""
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_all_texts_are_translated(pack, inputs, language):
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+def test_all_texts_are_translated(pack, inputs, translated):
     assert set(translated) == NODES
     for name, words in translated.items():
         node = pack.ours[name]
@@ -103,14 +106,11 @@ def test_all_texts_are_translated(pack, inputs, language):
             assert set(entry.get("options", choices)) - files == set(choices) - files, (name, label)
 
 
-NAMES = {"float32", "float64", "bfloat16", "float16"}
-"""Choices that are names in every language."""
+NAMES = {"float32", "float64", "bfloat16", "float16"}  # choices that are names in every language
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_choices_are_translated(inputs, language):
+def test_choices_are_translated(inputs, translated):
     """A choice with an English word must have a label in the language of the user."""
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     missing = {}
     for name, words in translated.items():
         for label, entry in words["inputs"].items():
@@ -145,9 +145,7 @@ def test_help_pages_end_with_the_tables_of_the_schemas(pack):
         assert page.startswith(f"# {node['display_name']}\n")
 
 
-@pytest.mark.parametrize("language", LOCALES)
-def test_translated_pages_contain_the_tooltips(pack, inputs, language):
-    translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+def test_translated_pages_contain_the_tooltips(pack, inputs, translated, language):
     for name, words in translated.items():
         page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
         assert page.startswith(f"# {words['display_name']}\n")
@@ -157,7 +155,6 @@ def test_translated_pages_contain_the_tooltips(pack, inputs, language):
 
 
 def test_tooltips_are_short(pack, inputs):
-    """Only two lists of methods may be longer."""
     lists = {("ADTTreeBenchmark", "methods"), ("ADTTreeSettings", "method")}
     tips = {(name, label): options["tooltip"] for name in NODES for label, (_, options) in inputs[name].items()}
     assert {where for where, tip in tips.items() if len(tip) > 250} == lists

@@ -27,7 +27,6 @@ def sampler_error(pack, model, encoded):
 
 @pytest.fixture(scope="session")
 def diffusion_inputs():
-    """Return a prompt and a latent that belong to a diffusion model."""
     return [[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]], {"samples": torch.zeros(1, 4, 16, 16)}
 
 

@@ -80,8 +80,6 @@ def written(pack):
 
 
 class Eight:
-    """Model of eight layers on the pretended GPU, with its drafter."""
-
     def __init__(self, pack, card, name):
         self._pack = pack
         self._card = card
@@ -115,7 +113,6 @@ def eight(pack, card, written):
 
 @pytest.fixture
 def expected(mm, eight):
-    """Return the image of the model that fits."""
     image = eight.draw()
     assert eight.streamed == 0 and eight.model.patcher.loaded_size() == eight.others + LAYERS * eight.size
     mm.unload_all_models()
@@ -265,7 +262,6 @@ def test_pinned_memory_is_comfyuis(pack, mm, eight, monkeypatch, limit):
 
 @pytest.fixture
 def told(pack, monkeypatch):
-    """Return a list that receives what nodes say about the weights."""
     lines = []
     for name in (".nodes.weights", ".nodes.loaders"):
         monkeypatch.setattr(pack.package(name), "tell", lambda text, *_, **__: lines.append(str(text)))

@@ -6,19 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from small import QUICK
 
 from tests.raising import raises_key
 
 pytestmark = pytest.mark.long
 PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
-QUICK = {
-    "training_images": 4,
-    "minutes": 60.0,
-    "steps": 4,
-    "validation_prompts": 2,
-    "training_batch_size": 2,
-    "generation_batch_size": 3,
-}
 
 
 @pytest.fixture
@@ -26,10 +19,10 @@ def train(pack, small):
     """Return a function that runs the node in the same way as ComfyUI: in inference mode, with lists as inputs."""
 
     def run(name: str, prompts: list = PROMPTS, **inputs) -> tuple:
-        single = {"model": small.model, "name": name, **QUICK, **inputs}
+        single = {"model": small.model, "name": name, **QUICK, "steps": 4, **inputs}
         with torch.inference_mode():
             lists = {name: [value] for name, value in single.items()}
-            return pack.run("ADTTreeTrainDrafter", prompts=prompts, **lists)
+            return pack.run("ADTTreeTrainDrafter", **lists | {"prompts": prompts})
 
     return run
 
@@ -39,10 +32,7 @@ def weights(pack, name: str) -> bytes:
 
 
 def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
-    """The training must also work after a sampler has run, which leaves tensors that were made in inference mode.
-
-    The training must not change the global random state.
-    """
+    """A sampler has left tensors of inference mode before. The global random state must not change."""
     before = small.vectors()
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with caplog.at_level("INFO"):
@@ -62,10 +52,7 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
 
 
 def test_training_resumes_after_cancelling(pack, train, monkeypatch, caplog):
-    """Cancel while images are generated, and between checkpoints. The log must state how much is kept.
-
-    The weights must equal the weights of an uninterrupted training.
-    """
+    """The weights must equal those of an uninterrupted training. The log must state how much is kept."""
     module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
     monkeypatch.setattr(module, "MEASURED", 2)
     train("complete")

@@ -36,7 +36,6 @@ def leave(model: torch.nn.Module) -> None:
 
 
 def arrive(model: torch.nn.Module) -> None:
-    """Restore the values of all weights."""
     if model.elsewhere is not None:
         for tensor, numbers in zip(tensors(model), model.elsewhere):
             tensor.data = numbers.clone()
@@ -70,7 +69,6 @@ ModelPatcher.unpatch_model = unloading
 
 @PromptServer.instance.routes.get("/moving/moves")
 async def count(request):
-    """Report how often weights have been loaded and unloaded."""
     return web.json_response(moves)
 
 

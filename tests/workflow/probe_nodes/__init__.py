@@ -1,146 +1,83 @@
 """Nodes of another pack for the tests: a foreign model and prompt, a reader of traces, and reports about memory."""
 
-import ctypes
 import functools
 import gc
 import json
 import sys
 import time
 import weakref
+from importlib import import_module
 
 import comfy.model_base
 import comfy.model_management
 import comfy.supported_models
 import psutil
 import torch
-from aiohttp import web
 from comfy.model_patcher import ModelPatcher
 from comfy_execution.graph_utils import GraphBuilder
-from server import PromptServer
 
-from . import costs, device  # noqa: F401
-from .costs import pack
+from . import device
+from .common import Probe, answer, pack
 
 
-class DiffusionModel:
+class DiffusionModel(Probe):
     """Diffusion model with a few thousand random weights, for ComfyUI's KSampler node."""
 
-    CATEGORY = "probe"
-    FUNCTION = "make"
     RETURN_TYPES = ("MODEL",)
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {}}
-
-    def make(self):
-        shape = {
-            "in_channels": 4,
-            "out_channels": 4,
-            "model_channels": 32,
-            "channel_mult": [1, 2],
-            "num_res_blocks": [1, 1],
-        }
-        attention = {
-            "num_heads": 2,
-            "context_dim": 16,
-            "transformer_depth": [1, 1],
-            "transformer_depth_output": [1] * 4,
-        }
-        rest = {
-            "image_size": 32,
-            "transformer_depth_middle": 1,
-            "use_spatial_transformer": True,
-            "dtype": torch.float32,
-        }
-        config = comfy.supported_models.SD15(
-            {**shape, **attention, **rest, "use_linear_in_transformer": False, "adm_in_channels": None}
-        )
+    def run(self):
+        sizes = {"image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "channel_mult": [1, 2]}
+        attention = {"num_heads": 2, "context_dim": 16, "transformer_depth": [1, 1], "transformer_depth_middle": 1}
+        attention |= {"transformer_depth_output": [1] * 4, "use_spatial_transformer": True}
+        rest = {"num_res_blocks": [1, 1], "use_linear_in_transformer": False, "adm_in_channels": None}
+        config = comfy.supported_models.SD15({**sizes, **attention, **rest, "dtype": torch.float32})
         place = comfy.model_management.get_torch_device()
         model = comfy.model_base.BaseModel(config, device=place)
         return (ModelPatcher(model, load_device=place, offload_device=comfy.model_management.unet_offload_device()),)
 
 
-class Embedding:
+class Embedding(Probe):
     """Prompt in the format of a diffusion model's text encoder."""
 
-    CATEGORY = "probe"
-    FUNCTION = "make"
     RETURN_TYPES = ("CONDITIONING",)
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {}}
-
-    def make(self):
+    def run(self):
         return ([[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]],)
 
 
-class Pressure:
+class Pressure(Probe):
     """Node that unloads all other models, as if a model that fills the device was loaded."""
 
-    CATEGORY = "probe"
-    FUNCTION = "press"
     RETURN_TYPES = ("MODEL",)
+    INPUTS = {"model": "MODEL", "run": "INT"}
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "run": ("INT",)}}
-
-    def press(self, model, run):
+    def run(self, model, run):
         comfy.model_management.free_memory(2**60, comfy.model_management.get_torch_device())
         return (model,)
 
 
-class ReadTrace:
+class ReadTrace(Probe):
     """Node that outputs a trace as JSON."""
 
-    CATEGORY = "probe"
-    FUNCTION = "read"
-    RETURN_TYPES = ()
     OUTPUT_NODE = True
+    INPUTS = {"trace": "ADT_TRACE"}
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"trace": ("ADT_TRACE",)}}
-
-    def read(self, trace):
+    def run(self, trace):
         return {"ui": {"text": [json.dumps(trace.to_json())]}}
 
 
 _watched: list[tuple[str, weakref.ref]] = []
 
 
-class Watch:
+class Watch(Probe):
     """Node that keeps weak references to its inputs and to their parts."""
 
-    CATEGORY = "probe"
-    FUNCTION = "watch"
-    RETURN_TYPES = ()
     OUTPUT_NODE = True
-    SOCKETS = {
-        "model": "ADT_MODEL",
-        "clip": "CLIP",
-        "vae": "VAE",
-        "drafter": "ADT_DRAFTER",
-        "positive": "CONDITIONING",
-        "samples": "LATENT",
-        "trace": "ADT_TRACE",
-        "images": "IMAGE",
-        "results": "ADT_RESULTS",
-        "sheet": "IMAGE",
-    }
+    INPUTS = {"model": "ADT_MODEL", "clip": "CLIP", "vae": "VAE", "drafter": "ADT_DRAFTER"}
+    INPUTS |= {"positive": "CONDITIONING", "samples": "LATENT", "trace": "ADT_TRACE", "images": "IMAGE"}
+    OPTIONAL = {"results": "ADT_RESULTS", "sheet": "IMAGE"}
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        optional = "results", "sheet"
-        sockets = {name: (kind,) for name, kind in cls.SOCKETS.items()}
-        return {
-            "required": {name: kind for name, kind in sockets.items() if name not in optional},
-            "optional": {name: sockets[name] for name in optional},
-        }
-
-    def watch(self, model, drafter, positive, samples, results=None, **others):
+    def run(self, model, drafter, positive, samples, results=None, **others):
         parts = {
             "target": model.target,
             "decoder": model.target.decoder,
@@ -160,12 +97,9 @@ class Watch:
         return {}
 
 
-class Loop:
+class Loop(Probe):
     """Node that runs another node again with another seed. The page treats the copy as the original node."""
 
-    CATEGORY = "probe"
-    FUNCTION = "loop"
-    RETURN_TYPES = ()
     OUTPUT_NODE = True
 
     @classmethod
@@ -175,7 +109,7 @@ class Loop:
             "hidden": {"dynprompt": "DYNPROMPT"},
         }
 
-    def loop(self, samples, seed, dynprompt):
+    def run(self, samples, seed, dynprompt):
         original = dynprompt.get_node(samples[0])
         graph = GraphBuilder()
         again = graph.node(original["class_type"], **{**original["inputs"], "seed": seed})
@@ -184,66 +118,59 @@ class Loop:
         return {"result": (), "expand": graph.finalize()}
 
 
-@PromptServer.instance.routes.get("/probe/memory")
-async def memory(request):
+@answer("costs")
+def costs():
+    """Make the pack use its estimated costs from now on, so that ``auto`` also drafts on a busy machine."""
+    import_module(f"{pack()}.adt_core.engine.device.profiles").find_costs = lambda name, images: None
+
+
+@answer("memory")
+def memory():
     """Report the watched objects that still exist, and the classes of the pack that still have instances."""
     gc.collect()
     kinds = {type(thing) for thing in gc.get_objects()}
-    prefix = f"{pack()}."
-    ours = {kind.__name__ for kind in kinds if str(getattr(kind, "__module__", "")).startswith(prefix)}
+    ours = {kind.__name__ for kind in kinds if str(getattr(kind, "__module__", "")).startswith(f"{pack()}.")}
     alive = [name for name, reference in _watched if reference() is not None]
-    return web.json_response({"alive": alive, "classes": sorted(ours)})
+    return {"alive": alive, "classes": sorted(ours)}
 
 
-@PromptServer.instance.routes.get("/probe/bytes")
-async def resident(request):
-    """Report the resident memory of the server in bytes."""
+@answer("bytes")
+def resident():
     gc.collect()
-    return web.json_response({"bytes": psutil.Process().memory_info().rss})
+    return {"bytes": psutil.Process().memory_info().rss}
 
 
-@PromptServer.instance.routes.get("/probe/trim")
-async def trim(request):
-    """Return freed memory to the system. Without this, the resident memory stays at its maximum."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return web.json_response({})
-
-
-@PromptServer.instance.routes.get("/probe/pictures")
-async def pictures(request):
+@answer("pictures")
+def pictures(fail: str):
     """Turn a failure of previews and map images on or off."""
     previews, images = (sys.modules[f"{pack()}.adt_core.run.{name}"] for name in ("previews", "images"))
 
-    def fail(_):
+    def failing(_):
         raise MemoryError("not enough memory for an image")
 
-    previews.to_uint8 = fail if request.query["fail"] == "1" else images.to_uint8
-    return web.json_response({})
+    previews.to_uint8 = failing if fail == "1" else images.to_uint8
 
 
-@PromptServer.instance.routes.get("/probe/pace")
-async def pace(request):
+@answer("pace")
+def pace(seconds: str):
     """Let samplers pause for some seconds after each round; 0 for no pause."""
     live_map = sys.modules[f"{pack()}.nodes.live_map"].LiveMap
     update = getattr(live_map.update, "__wrapped__", live_map.update)
-    seconds = float(request.query["seconds"])
 
     @functools.wraps(update)
     def paced(self):
-        time.sleep(seconds)
+        time.sleep(float(seconds))
         update(self)
 
-    live_map.update = paced if seconds else update
-    return web.json_response({})
+    live_map.update = paced if float(seconds) else update
 
 
 NODE_CLASS_MAPPINGS = {
     "ProbeDiffusionModel": DiffusionModel,
     "ProbeEmbedding": Embedding,
+    "ProbeKeep": device.Keep,
     "ProbeLoop": Loop,
     "ProbePressure": Pressure,
     "ProbeReadTrace": ReadTrace,
     "ProbeWatch": Watch,
-    **device.NODES,
 }

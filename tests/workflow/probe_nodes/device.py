@@ -10,32 +10,28 @@ from importlib import import_module
 import comfy.model_management as mm
 import psutil
 import torch
-from aiohttp import web
-from server import PromptServer
 
-from .costs import pack
+from .common import Probe, answer, pack
 
 M_MMAP_THRESHOLD = -3
 """Option of glibc's ``mallopt``: size in bytes from which a block gets its own memory, which is returned when freed."""
-routes = PromptServer.instance.routes
 own_load = mm.load_models_gpu
 own_forward: list = []
 
 
-@routes.get("/probe/exhaust")
-async def exhaust(request):
+@answer("exhaust")
+def exhaust(on: str):
     """Make every forward pass of a model run out of memory from now on. With ``on=0``, switch this off."""
     layer = import_module(f"{pack()}.adt_core.models.layers").Layer
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    if request.query["on"] == "1":
+    if on == "1":
         own_forward.append(layer.forward)
         layer.forward = fail
     else:
         layer.forward = own_forward.pop()
-    return web.json_response({})
 
 
 class Kept:
@@ -49,7 +45,6 @@ asked: list[int] = []
 
 
 def load_models_gpu(models, memory_required=0, **options):
-    """Record how much memory nodes request, then call ComfyUI's function."""
     asked.append(memory_required)
     return own_load(models, memory_required=memory_required, **options)
 
@@ -57,19 +52,13 @@ def load_models_gpu(models, memory_required=0, **options):
 mm.load_models_gpu = load_models_gpu
 
 
-class Keep:
+class Keep(Probe):
     """Node that keeps an object with the decoder of a model, or unloads some bytes of the model."""
 
-    CATEGORY = "probe"
-    FUNCTION = "keep"
-    RETURN_TYPES = ()
     OUTPUT_NODE = True
+    INPUTS = {"model": "ADT_MODEL", "squeeze": "INT"}
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("ADT_MODEL",), "squeeze": ("INT",)}}
-
-    def keep(self, model, squeeze):
+    def run(self, model, squeeze):
         if squeeze:
             freed = model.patcher.partially_unload(model.patcher.offload_device, squeeze)
             return {"ui": {"text": [str(freed)]}}
@@ -79,12 +68,12 @@ class Keep:
         return {}
 
 
-@routes.get("/probe/kept")
-async def is_kept(request):
+@answer("kept")
+def is_kept():
     """Report whether the object still exists, and the largest memory request since the last report."""
     most = max(asked, default=0)
     asked.clear()
-    return web.json_response({"kept": bool(kept and kept[0]() is not None), "asked": most})
+    return {"kept": bool(kept and kept[0]() is not None), "asked": most}
 
 
 class Peak(threading.Thread):
@@ -102,25 +91,29 @@ class Peak(threading.Thread):
             time.sleep(0.002)
 
 
-@routes.get("/probe/return_freed")
-async def return_freed(request):
+@answer("trim")
+def trim():
+    """Return freed memory to the system. Without this, the resident memory stays at its maximum."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+@answer("return_freed")
+def return_freed():
     """Return freed memory to the system, now and from now on, so that the resident memory is the memory in use.
 
     By default, glibc keeps freed tensors of up to 32 MiB in its heap. Often it cannot reuse this memory for tensors of
     the same size, because it reserves some bytes more for aligned memory.
     """
-    libc = ctypes.CDLL(None)
-    gc.collect()
-    libc.mallopt(M_MMAP_THRESHOLD, 2**20)
-    libc.malloc_trim(0)
-    return web.json_response({})
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
+    trim()
 
 
 watching: list[Peak] = []
 
 
-@routes.get("/probe/peak")
-async def peak(request):
+@answer("peak")
+def peak():
     """Report the peak of the resident memory since the last report, in bytes."""
     most = 0
     for one in watching:
@@ -128,7 +121,4 @@ async def peak(request):
         most = one.most
     watching[:] = [Peak()]
     watching[0].start()
-    return web.json_response({"bytes": most})
-
-
-NODES = {"ProbeKeep": Keep}
+    return {"bytes": most}
