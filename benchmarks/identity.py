@@ -12,7 +12,8 @@ Equal tokens are weak evidence, because a lossless method corrects every wrong d
 compares the rounds, except for ``auto``, whose trees depend on measured times.
 
 The benchmark prints a line per run. The exit code is 1 if any run differs. All runs take about 15 minutes on two cores.
-With ``--keep 0.7``, they take 6 minutes, because only the last 30 % of the rows of each image are decoded.
+With ``--keep 0.7``, they take 6 minutes, because only the last 30 % of the rows of each image are decoded. Both
+checkouts must accept the same options of ``generate``.
 """
 
 from __future__ import annotations
@@ -114,16 +115,11 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     Raises:
         SystemExit: If the command fails.
     """
-    files = {
-        "prompts": folder / "prompts.txt",
-        "output": folder / "pictures",
-        "tokens": folder / "tokens.jsonl",
-        "trace": folder / "trace.jsonl",
-    }
+    names = {"prompts": "prompts.txt", "output": "pictures", "tokens": "tokens.jsonl", "trace": "trace.jsonl"}
+    files = {option: folder / name for option, name in names.items()}
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    noise = ["--same-noise"] if checkout.has_own_noise else []
-    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *noise, *options])
+    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", "--same-noise", *options])
     tokens = _images(files["tokens"], "tokens")
     rounds = _images(files["trace"], "rounds")
     return Output(tokens, [[_compared(round) for round in image] for image in rounds])
@@ -135,9 +131,7 @@ def _images(path: Path, name: str) -> list:
 
 
 def _compared(round: dict) -> list:
-    # Commits before 6fc2bf2 call the number of drafts "nodes".
-    images = ({"drafts": image.get("nodes"), **image} for image in round["images"])
-    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in images]]
+    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in round["images"]]]
 
 
 def difference(before: Output, now: Output, compare_rounds: bool) -> str:
@@ -165,9 +159,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument(
-        "--prompts", type=int, default=1, help=f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
-    )
+    batched = f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
+    parser.add_argument("--prompts", type=int, default=1, help=batched)
     parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
     parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
     parser.add_argument("--threads", type=int, default=1)
