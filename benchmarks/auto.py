@@ -30,29 +30,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
+from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling
 from adt_core.lab.presets import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.run import race
 from model_making.prompts import PROMPTS
 
-from .harness import RECIPE, SAMPLING, captions
+from .harness import RECIPE, SAMPLING, captions, empty_profile_cache
 from .tables import estimate, header, row
 
 FIRST_CAPTION = 3000  # number of the first held-out caption of this benchmark
@@ -101,13 +98,6 @@ def _decode(settings: tuple, batch: tuple[list[str], list[int]]) -> tuple[float,
 
 def _decode_in(process: ProcessPoolExecutor, settings: tuple, batch: tuple) -> tuple[float, list[str]]:
     return process.submit(_decode, settings, batch).result()
-
-
-@contextmanager
-def empty_profile_cache() -> Iterator[None]:
-    """Store cost profiles in a new, empty folder during the block."""
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {cache_folder.VARIABLE: folder}):
-        yield
 
 
 @contextmanager

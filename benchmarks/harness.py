@@ -5,15 +5,19 @@ A held-out caption is a caption that no training has used. Captions are identifi
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
 
-from adt_core import Lantern, Pipeline, Recipe, Sampling
+from adt_core import Lantern, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import Benchmark, BenchmarkWorker, measure_missing
 from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.quality import ImageMetric, Scores
@@ -63,6 +67,13 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 def bundled() -> Pipeline:
     """Return the bundled model with its drafter, on the CPU. Only the first call loads them."""
     return Pipeline.load("bundled", device="cpu")
+
+
+@contextmanager
+def empty_profile_cache() -> Iterator[None]:
+    """Store cost profiles in a new, empty folder during the block."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {cache_folder.VARIABLE: folder}):
+        yield
 
 
 def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:

@@ -36,7 +36,7 @@ import torch
 from adt_core.files import write
 from adt_core.models.cpu import processor
 
-from ..auto import empty_profile_cache
+from ..harness import empty_profile_cache
 from . import generate, methods, others
 from .parts import FigurePart
 

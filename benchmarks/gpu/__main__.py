@@ -46,7 +46,7 @@ SMOKE = "smoke"
 PARTS = {
     "device": ("benchmarks.gpu.device", 20),
     SMOKE: ("benchmarks.gpu.smoke", 70),
-    "precision": ("benchmarks.gpu.precision", 60),
+    "precision": ("benchmarks.gpu.tokens:half", 60),
     "bits": ("benchmarks.gpu.kernels:bits", 60),
     "rounds": ("benchmarks.gpu.kernels:rounds", 90),
     "times": ("benchmarks.gpu.kernels:times", 150),
@@ -57,7 +57,7 @@ PARTS = {
     "images": ("benchmarks.gpu.images", 150),
     "batches": ("benchmarks.gpu.batches", 150),
     "memory": ("benchmarks.gpu.memory", 80),
-    "other precision": ("benchmarks.gpu.precision:other_cases", 90),
+    "other precision": ("benchmarks.gpu.tokens:other_half", 90),
 }
 """Parts in the order in which they run: name -> module and time limit in seconds. The function `cases` of the module
 returns the cases, or the function whose name follows a colon."""

@@ -22,10 +22,12 @@ from unittest import mock
 
 import torch
 
+from adt_core.cache_folder import VARIABLE
 from adt_core.engine import pool
 from adt_core.models import batch_invariance
 from adt_core.policies import PLAIN
 
+from ..harness import empty_profile_cache
 from . import device
 from .device import Case, seconds_of, spread, the_device
 from .models import (
@@ -81,10 +83,9 @@ def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
 
 
 def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
-    shape = shape_of(SEVEN_B, rehearse)
-    target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
-    pipeline = pipeline_of(target, random_network(target), "auto", guidance_scale=shape.guidance_scale)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
+    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
+    pipeline = pipeline_of(target, random_network(target), "auto")
+    with empty_profile_cache():
         for number in (1, 2, 3):
             decoding = pipeline.decoding([PROMPTS[0]])
             seconds = seconds_of(partial(decode_rounds, decoding))
@@ -133,7 +134,7 @@ def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
     """
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", VARIABLE: folder}
         started = time.perf_counter()
         result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     page = result.stdout.rpartition("```\n")[0].rpartition("```\n")[2] or (result.stdout + result.stderr)[-500:]

@@ -15,15 +15,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from adt_core.engine.graphs import VARIABLE as GRAPHS
 from adt_core.run.race import by_tasks
 from adt_core.version import VERSION
 
@@ -31,12 +33,9 @@ Case = tuple[str, Callable[[], Iterable[dict]]]
 """Name of a case, and function that yields the rows of the case.
 
 A part of the benchmark is a list of cases. If one case fails, the others still run."""
-GRAPHS = "ADT_TREE_GRAPHS"
-"""Name of an environment variable. If its value is "0", the engine launches kernels one by one, without CUDA graphs."""
 EAGER = "eager"
-"""Launch mode without CUDA graphs."""
 CAPTURED = "captured"
-"""Launch mode with CUDA graphs."""
+"""Launch modes without and with CUDA graphs."""
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 
@@ -44,6 +43,11 @@ _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 def the_device() -> torch.device:
     """Return the device to measure: CUDA if it is available, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def usual_dtype() -> torch.dtype:
+    """Return the dtype in which the bundled model is measured on this device."""
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
 
 
 def modes() -> tuple[str, ...]:
@@ -178,22 +182,13 @@ def capture(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _call: object) -> None:
-    """Replay a graph.
-
-    The unused argument keeps a reference to the captured call, so that the memory that the graph reads stays allocated.
-    """
+    """Replay a graph. The unused argument keeps the memory that the graph reads allocated."""
     graph.replay()
 
 
-@contextmanager
-def launch_mode(mode: str) -> Iterator[None]:
+def launch_mode(mode: str) -> AbstractContextManager:
     """Set the launch mode of the engine during the block. `mode` is `EAGER` or `CAPTURED`."""
-    before = os.environ.get(GRAPHS)
-    os.environ[GRAPHS] = "0" if mode == EAGER else "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(GRAPHS) if before is None else os.environ.update({GRAPHS: before})
+    return mock.patch.dict(os.environ, {GRAPHS: "0" if mode == EAGER else "1"})
 
 
 # ---- memory -----------------------------------------------------------------------------------------
@@ -231,7 +226,7 @@ def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
         Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".
     """
     device = the_device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = usual_dtype()
     columns = 8192
     width = torch.empty((), dtype=dtype).element_size()
     matrix = torch.ones(max(1, size // (columns * width)), columns, dtype=dtype, device=device)

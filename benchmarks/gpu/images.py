@@ -30,7 +30,7 @@ from adt_core.policies import PLAIN
 
 from ..harness import captions
 from . import device
-from .device import Case, modes, seconds_of, spread, the_device
+from .device import Case, modes, seconds_of, spread, usual_dtype
 from .models import (
     ADT_TREE,
     MERGED,
@@ -88,12 +88,10 @@ Widths and numbers of drafts are from the paper's public code."""
 @cache
 def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     """Measure the tokens per round of each method, with the bundled model on this device."""
-    dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
     for method in (PLAIN, ADT_TREE, WINDOW, MERGED):
-        decoding = pipeline_of(*trained(dtype, rehearse), method).decoding(
-            captions(FIRST_CAPTION, 1 if rehearse else 4)
-        )
+        pipeline = pipeline_of(*trained(usual_dtype(), rehearse), method)
+        decoding = pipeline.decoding(captions(FIRST_CAPTION, 1 if rehearse else 4))
         decode_rounds(decoding)
         report = decoding.trace.report()
         tree = None
@@ -103,11 +101,11 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     return tuple(found)
 
 
-def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
+def _pipeline(trace: TreeCase, target: Target, network: Drafter) -> Pipeline:
     """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_pipeline(target, network, *trace.tree, guidance_scale=guidance)
-    return pipeline_of(target, network, trace.method, guidance_scale=guidance)
+        return tree_pipeline(target, network, *trace.tree)
+    return pipeline_of(target, network, trace.method)
 
 
 def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
@@ -162,9 +160,7 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     length = target.length
     short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
-    pipelines = {
-        f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance_scale) for trace in chosen
-    }
+    pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network) for trace in chosen}
     streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
     others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}

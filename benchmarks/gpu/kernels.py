@@ -25,7 +25,7 @@ from functools import partial
 
 import torch
 
-from adt_core import Pipeline, Target, load_target
+from adt_core import Pipeline, Target
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
 from adt_core.kernels.linear import TESTED_ROWS
@@ -33,7 +33,7 @@ from adt_core.policies import PLAIN
 
 from . import device
 from .device import Activity, Case, spread, the_device
-from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of
+from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of, trained
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
@@ -117,11 +117,9 @@ def _verdict(operation: Operation) -> Verdict | None:
 
 def _target(name: str, weights: str | None, rehearse: bool) -> Target:
     """Return the bundled model with its trained weights, or a model with random weights."""
-    if name != BUNDLED:
-        return random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
-    if rehearse:
-        return random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
-    return load_target(BUNDLED, the_device(), torch.bfloat16, weights=weights)
+    if name == BUNDLED:
+        return trained(torch.bfloat16, rehearse, weights)[0]
+    return random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
 
 
 Measure = Callable[[Operation, dict, bool], Iterator[dict]]
@@ -223,12 +221,9 @@ def _decode_block(
 
 
 def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
-    shape = shape_of(SEVEN_B, rehearse)
-    target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
+    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
     network = random_network(target)
-    pipelines = {
-        method: pipeline_of(target, network, method, guidance_scale=shape.guidance_scale) for method in METHODS
-    }
+    pipelines = {method: pipeline_of(target, network, method) for method in METHODS}
     rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
     chosen = [_decode_block(target, on, pipelines, rounds, rehearse) for on in BLOCKS]
     head = {"model": SEVEN_B, "weights": weights or "bf16"}

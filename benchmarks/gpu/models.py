@@ -62,7 +62,6 @@ class ModelShape(NamedTuple):
         row_end: Whether an end-of-row token follows each row.
         prompt: Number of tokens in the conditional prompt.
         guided: Number of tokens in the unconditional prompt.
-        guidance_scale: Scale of classifier-free guidance.
     """
 
     config: DecoderConfig
@@ -71,7 +70,6 @@ class ModelShape(NamedTuple):
     row_end: bool = False
     prompt: int = 24
     guided: int = 2
-    guidance_scale: float = 3.0
 
     def small(self) -> ModelShape:
         """Return a small shape with the same features. A forward of this shape takes about a millisecond on a CPU."""
@@ -90,8 +88,8 @@ _JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm
 _EMU3 = DecoderConfig(184622, 4096, 14336, 32, 32, 8, 1e-5, 1e6, 9216, qk_norm=False)
 SHAPES = {
     "Anole-7B": ModelShape(_CHAMELEON, 8192, (32, 32)),
-    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance_scale=7.5),
-    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24, guidance_scale=5.0),
+    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120),
+    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24),
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
@@ -99,6 +97,8 @@ SHAPES = {
 LONGEST_STEP = 32
 """Estimated maximum number of tokens that a round decodes."""
 SEVEN_B = "Anole-7B"
+GUIDANCE_SCALE = 3.0
+"""Scale of classifier-free guidance. Times do not depend on it."""
 
 
 def shape_of(name: str, rehearse: bool) -> ModelShape:
@@ -195,33 +195,32 @@ def all_bytes(*networks: nn.Module | None) -> int:
 
 
 @cache
-def bundled(dtype: torch.dtype, where: torch.device) -> tuple[Target, Drafter]:
-    """Load the bundled model and its drafter network."""
-    target = load_target("bundled", where, dtype)
+def trained(
+    dtype: torch.dtype, rehearse: bool, weights: str | None = None, where: torch.device | None = None
+) -> tuple[Target, Drafter]:
+    """Return the bundled model and its drafter network. In a rehearsal, return small random ones instead.
+
+    Args:
+        where: Device of the bundled model; None for the measured device.
+    """
+    if rehearse:
+        target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype, weights)
+        return target, random_network(target)
+    target = load_target("bundled", where or device.the_device(), dtype, weights=weights)
     return target, load_drafter("bundled", target)
 
 
-@cache
-def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
-    """Return the bundled model and its drafter on the device. In a rehearsal, return small random ones instead."""
-    if not rehearse:
-        return bundled(dtype, device.the_device())
-    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype)
-    return target, random_network(target)
-
-
-def pipeline_of(target: Target, network: Drafter | None, method: str, **options: float) -> Pipeline:
-    """Return a pipeline with a method of `TITLES`.
+def pipeline_of(target: Target, network: Drafter | None, method: str) -> Pipeline:
+    """Return a pipeline with a method of `TITLES` and guidance.
 
     Args:
         network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
-        **options: Arguments of `Sampling`.
     """
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = drafters_by_name(network).get(preset.source) if preset.source else None
-    sampling = Sampling(**{"seed": 1, "guidance_scale": 3.0, **options})
+    sampling = Sampling(1, guidance_scale=GUIDANCE_SCALE)
     drafting = preset.drafting
     if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
         defaults = default_options(drafter, device.the_device().type, sampling.guided, method=ADT_TREE)
@@ -229,10 +228,10 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 
 
-def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
+def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int) -> Pipeline:
     """Return a pipeline in which the network drafts trees of a fixed shape."""
     tree = Drafting("eagle2", depth=depth, width=width, drafts=drafts)
-    pipeline = pipeline_of(target, network, ADT_TREE, **options)
+    pipeline = pipeline_of(target, network, ADT_TREE)
     return replace(pipeline, recipe=replace(pipeline.recipe, drafting=tree))
 
 
@@ -341,6 +340,6 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     def forward_of(size: int) -> Callable[[], Tensor]:
         step = rows.causal_metadata(roots, size)
         ids = rows.spread(decoder.image_ids[torch.arange(size, device=where) % target.num_codes][None])
-        return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
+        return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), GUIDANCE_SCALE))
 
     return {size: forward_of(size) for size in sizes}

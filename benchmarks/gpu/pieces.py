@@ -70,13 +70,11 @@ PLAIN_ROUND = f"{ROUND}plain"
 TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
-def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, Pipeline]:
+def _pipelines(target: Target, network: Drafter) -> dict[str, Pipeline]:
     """Return the pipelines whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, MERGED)
-    pipelines = {
-        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance_scale=guidance) for method in methods
-    }
-    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance_scale=guidance) for depth in DEPTHS]
+    pipelines = {f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method) for method in methods}
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS) for depth in DEPTHS]
     return pipelines | dict(zip(TREES, trees))
 
 
@@ -92,14 +90,14 @@ class Pieces:
         failed: Errors, by the name and launch mode of the piece.
     """
 
-    def __init__(self, target: Target, network: Drafter, guidance: float, warm_up: int):
+    def __init__(self, target: Target, network: Drafter, warm_up: int):
         self.streams: dict[Key, Stream] = {}
         self.calls: dict[Key, Callable[[], object]] = {}
         self.failed: dict[str, str] = {}
         short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():
-            for piece, pipeline in _pipelines(short, network, guidance).items():
+            for piece, pipeline in _pipelines(short, network).items():
                 self._add(self.streams, (piece, mode), partial(Stream, pipeline, mode, warm_up=warm_up))
             for nodes, call in forwards.items():
                 call()  # warm-up
@@ -188,12 +186,11 @@ def differences(times: dict[Key, list[float]], network_calls: list[float], mode:
 
 
 def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True) -> Iterator[dict]:
-    shape = shape_of(name, rehearse)
     rate = device.highest_memory_rate(rehearse)
     repeats, warm_up, profiled = (2, 1, 1) if rehearse else (20, 8, 4)
-    target = random_target(name, shape, torch.bfloat16, weights)
+    target = random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
     target.decoder.exact = exact
-    pieces = Pieces(target, random_network(target), shape.guidance_scale, warm_up)
+    pieces = Pieces(target, random_network(target), warm_up)
     head = {"table": "Pieces", "shape": name, "weights": (weights or "bf16") + ("" if exact else ", not exact")}
     size = weight_bytes(target)
     try:
