@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-HERE = Path(__file__).resolve().parents[1]
 _SERVER = """
 import contextlib, io, json, runpy, sys
 from pathlib import Path

@@ -33,9 +33,10 @@ from adt_core.files import parse_json
 from adt_core.models.streamed import held_bytes
 from adt_core.settings import DISK, RAM
 
+from .harness import ROOT
 from .tables import table
 
-BUNDLED = Path(__file__).resolve().parents[1] / "adt_core" / "bundled" / "target"
+BUNDLED = ROOT / "adt_core" / "bundled" / "target"
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 2}
 LAYER_BYTES = 4 * 1024 * (2 * 1024 + 2 * 256 + 3 * 2816)
 TREES = {"one token": {"method": "no-drafting"}, "tree of 31 drafts": {"method": "eagle2", "drafts": 31}}

@@ -6,6 +6,7 @@ A held-out caption is a caption that no training has used. Captions are identifi
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from adt_core.policies import RELAXED
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 
+ROOT = Path(__file__).resolve().parents[1]
 HELD_OUT_SEED = 2
 """Seed of the caption generator for held-out captions."""
 BUNDLED = 4000
@@ -38,6 +40,14 @@ SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance_scale=BUNDLED_SAMP
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
 """Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use LANTERN."""
+
+
+def git(*arguments: str) -> str:
+    """Return the output of git in this checkout; "" if it fails."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30).stdout.rstrip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def captions(start: int, count: int) -> list[str]:

@@ -25,13 +25,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from .checkouts import HERE, Checkout
-from .harness import captions
+from .checkouts import Checkout
+from .harness import ROOT, captions
 
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
 """Number of prompts in runs with ``--batch-size``, which decode several images at the same time."""
-IMAGE = HERE / "docs" / "assets" / "icon.png"
+IMAGE = ROOT / "docs" / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 
@@ -181,7 +181,7 @@ def main() -> None:
     different = 0
     with (
         Checkout(args.before, args.threads) as before,
-        Checkout(HERE, args.threads) as now,
+        Checkout(ROOT, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
         for name, seed in runs:

@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import nn
@@ -30,9 +29,10 @@ from adt_core.policies import DraftMode
 from adt_core.policies.auto import SIZES, STREAMED_SIZE, Auto, sizes_of
 from adt_core.policies.cost_model import IDLE, CostModel
 
+from .harness import ROOT
 from .tables import table
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+DOCUMENT = ROOT / "docs" / "models.md"
 WEIGHTS = {"bfloat16": 2.0, "int8": 8.11 / 8, "int4": 4.5 / 8}
 """Weights -> bytes per weight of the layers' matrices."""
 LAYERS = {"Janus-Pro-1B": 24, "Janus-Pro-7B": 30, "Lumina-mGPT-7B-768": 32, "Emu3-Gen-hf": 32, "GLM-Image": 40}

@@ -24,8 +24,8 @@ import numpy as np
 
 from adt_core.run import race
 
-from .checkouts import HERE, Checkout
-from .harness import captions
+from .checkouts import Checkout
+from .harness import ROOT, captions
 from .tables import header, row
 
 FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
@@ -74,7 +74,7 @@ def main() -> None:
     tasks = [(method, number) for number in numbers for method in METHODS]
     with (
         Checkout(args.before, args.threads) as before,
-        Checkout(HERE, args.threads) as now,
+        Checkout(ROOT, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {name: partial(seconds, checkout, Path(folder)) for name, checkout in (("old", before), ("new", now))}

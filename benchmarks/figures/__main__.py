@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import time
 from datetime import date
 from pathlib import Path
@@ -36,11 +35,10 @@ import torch
 from adt_core.files import write
 from adt_core.models.cpu import processor
 
-from ..harness import empty_profile_cache
+from ..harness import ROOT, empty_profile_cache, git
 from . import generate, methods, others
 from .parts import FigurePart
 
-ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
 _MODULES = (generate, methods, others)
 PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
@@ -66,11 +64,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return float(f"{float(value):.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def git(*arguments: str) -> str:
-    """Return the output of git in this checkout; "" if it fails."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.rstrip()
 
 
 def uncommitted() -> list[str]:

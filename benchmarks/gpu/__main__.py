@@ -39,6 +39,7 @@ from adt_core.cache_folder import VARIABLE as CACHE
 from adt_core.files import write, write_json
 from adt_core.kernels.choice import VARIABLE as KERNELS
 
+from ..harness import ROOT, git
 from .report import markdown
 from .smoke import healthy_operations
 
@@ -61,7 +62,6 @@ PARTS = {
 }
 """Parts in the order in which they run: name -> module and time limit in seconds. The function `cases` of the module
 returns the cases, or the function whose name follows a colon."""
-ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
 """Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it. If less time is
 left, the part is left out."""
@@ -217,15 +217,6 @@ def _results(entries: list[dict], crashes: list[dict]) -> dict:
     }
 
 
-def commit() -> str | None:
-    """Return the commit of this checkout, or None outside a git repository."""
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
-
-
 def measure(
     minutes: float, output: Path, rehearse: bool, only: Sequence[str] | None = None, spent: float = 0.0
 ) -> dict:
@@ -244,7 +235,7 @@ def measure(
     results: dict = {
         "rehearsal": rehearse,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": git("rev-parse", "HEAD") or None,
         "minutes": minutes,
         "parts": {},
     }

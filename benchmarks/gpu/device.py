@@ -149,6 +149,19 @@ def activity(events: Iterable[dict]) -> Activity:
     return Activity(len(kernels), launches, busy / 1e6, names)
 
 
+def columns_of(activity: Activity | None, seconds: float) -> dict[str, float | None]:
+    """Return the columns of a table with the work of the GPU in a call; None is not known.
+
+    Args:
+        seconds: Time of the call without the profiler.
+    """
+    return {
+        "kernels": activity and activity.kernels,
+        "launches": activity and activity.launches,
+        "idle": activity and max(0.0, 1 - activity.busy / seconds),
+    }
+
+
 def profiled(call: Callable[[], object]) -> Activity | None:
     """Run a call under the profiler, and return its activity. Return None if the profiler records no kernel."""
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()

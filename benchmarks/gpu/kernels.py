@@ -22,6 +22,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +33,7 @@ from adt_core.kernels.linear import TESTED_ROWS
 from adt_core.policies import PLAIN
 
 from . import device
-from .device import Activity, Case, spread, the_device
+from .device import Case, spread, the_device
 from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of, trained
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
@@ -160,77 +161,56 @@ def _operations(name: str, weights: str | None, measure: Measure, rehearse: bool
 # ---- rounds ---------------------------------------------------------------------------------------
 
 
-class _Rounds:
-    """Rounds of one method, with or without Triton kernels.
+class _Block(NamedTuple):
+    """Block of rounds of all methods, with or without Triton kernels.
 
     Attributes:
-        seconds: Time of each round in seconds.
-        activity: Mean activity of the device in a round, or None.
-        remark: Message of the check of the batch-invariant mode, or "".
-        graphs_off: Reason why CUDA graphs are off, or "".
+        seconds: Times of the rounds of each method.
+        columns: Columns of the table that describe the last rounds of each method.
+        verdicts: Results of the trials.
     """
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.activity: Activity | None = None
-        self.remark = ""
-        self.graphs_off = ""
-
-    def row(self, plain_seconds: float) -> dict:
-        """Return the columns of the table.
-
-        Args:
-            plain_seconds: Median time of the same rounds without Triton kernels, in seconds.
-        """
-        median = statistics.median(self.seconds)
-        activity = self.activity
-        return {
-            "ms": spread(self.seconds, 1000),
-            "times as fast": plain_seconds / median,
-            "kernels": activity and activity.kernels,
-            "launches": activity and activity.launches,
-            "idle": activity and max(0.0, 1 - activity.busy / median),
-            "exact mode": self.remark or "as usual",
-            "graphs": self.graphs_off or "as usual",
-        }
+    seconds: dict[str, list[float]]
+    columns: dict[str, dict]
+    verdicts: list[Verdict]
 
 
-Rounds = dict[tuple[bool, str], _Rounds]
-"""Rounds by two keys: whether Triton kernels are on, and the method."""
-
-
-def _decode_block(
-    target: Target, on: bool, pipelines: dict[str, Pipeline], rounds: Rounds, rehearse: bool
-) -> list[Verdict]:
-    """Decode a block of rounds of each method in turns, and return the verdicts of the trials."""
+def _decode_block(target: Target, on: bool, pipelines: dict[str, Pipeline], rehearse: bool) -> _Block:
+    """Decode a block of rounds in turns."""
     count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
+    seconds: dict[str, list[float]] = {name: [] for name in pipelines}
+    columns = {}
     with kernels(on):
         target.decoder.free_pool()  # its captured rounds contain the kernels of the block before
-        streams = {
-            method: Stream(pipeline, device.modes()[0], warm_up=warm_up) for method, pipeline in pipelines.items()
-        }
+        streams = {name: Stream(pipeline, device.modes()[0], warm_up=warm_up) for name, pipeline in pipelines.items()}
         for _ in range(count):
-            for method, stream in streams.items():
-                rounds[on, method].seconds.append(stream.seconds())
-        for method, stream in streams.items():
-            rounds[on, method].activity = stream.profiled(profiled)
-            rounds[on, method].remark = stream.decoding.invariance.remark
-            rounds[on, method].graphs_off = disabled_reason(target.decoder)
+            for name, stream in streams.items():
+                seconds[name].append(stream.seconds())
+        for name, stream in streams.items():
+            columns[name] = {
+                **device.columns_of(stream.profiled(profiled), statistics.median(seconds[name])),
+                "exact mode": stream.decoding.invariance.remark or "as usual",
+                "graphs": disabled_reason(target.decoder) or "as usual",
+            }
             stream.close()
-        return verdicts()
+        return _Block(seconds, columns, verdicts())
 
 
 def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
     target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
     network = random_network(target)
     pipelines = {method: pipeline_of(target, network, method) for method in METHODS}
-    rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
-    chosen = [_decode_block(target, on, pipelines, rounds, rehearse) for on in BLOCKS]
+    blocks = [_decode_block(target, on, pipelines, rehearse) for on in BLOCKS]
     head = {"model": SEVEN_B, "weights": weights or "bf16"}
-    for (on, method), found in rounds.items():
-        row = {"table": ROUNDS} | head | {"round": TITLES[method], "Triton": "on" if on else "off"}
-        yield row | found.row(statistics.median(rounds[False, method].seconds))
-    for verdict in chosen[BLOCKS.index(True)]:
+    for method in METHODS:
+        seconds = {}
+        for on in (False, True):
+            own = [block for block, is_on in zip(blocks, BLOCKS) if is_on == on]
+            seconds[on] = [time for block in own for time in block.seconds[method]]
+            speedup = statistics.median(seconds[False]) / statistics.median(seconds[on])
+            row = {"table": ROUNDS, **head, "round": TITLES[method], "Triton": "on" if on else "off"}
+            yield row | {"ms": spread(seconds[on], 1000), "times as fast": speedup} | own[-1].columns[method]
+    for verdict in blocks[BLOCKS.index(True)].verdicts:
         row = {"table": "Choices in these rounds"} | head | {"operation": verdict.operation}
         yield row | {"operands": verdict.operands, "Triton is used": verdict.uses_kernel, "reason": verdict.reason}
 

@@ -154,9 +154,7 @@ def _row(
         "steps": plain and median / plain,
         "GB/s of weights": weights / median / 1e9,
         "share of the limit": weights / median / rate,
-        "kernels": activity and activity.kernels,
-        "launches": activity and activity.launches,
-        "idle": activity and max(0.0, 1 - activity.busy / median),
+        **device.columns_of(activity, median),
     }
 
 

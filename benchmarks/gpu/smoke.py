@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -31,7 +30,7 @@ from adt_core.kernels.choice import OPERATIONS, VARIABLE, missing_support, verdi
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime
 
-from ..harness import captions
+from ..harness import ROOT, captions
 from .device import Case, describe_error
 from .models import MERGED, decode_rounds, pipeline_of, trained
 
@@ -43,7 +42,6 @@ SECONDS = 60.0
 """Time limit of a process. Most of the time is imports, and the compilation of the kernel."""
 ROUNDS = 12
 FIRST_CAPTION = 3600  # number of the first held-out caption of this part
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def smoke(operation: str, weights: str, rehearse: bool) -> dict:

@@ -10,9 +10,9 @@ from adt_core.kernels.choice import VARIABLE, Verdict, missing_support
 from adt_core.runtime import get_runtime
 from benchmarks.gpu import kernels as part
 from benchmarks.gpu import operations
-from benchmarks.gpu.bars import BARS, Bar
 from benchmarks.gpu.models import SEVEN_B, random_target, shape_of
 from benchmarks.gpu.operations import Attend, operations_of
+from benchmarks.gpu.report import BARS, Bar
 
 GPU = torch.device("cuda")
 NAMES = ["attend", "norm_rope_store", "norm", "gate"]

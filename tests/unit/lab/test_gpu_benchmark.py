@@ -17,10 +17,9 @@ import torch
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import smoke, worker
-from benchmarks.gpu.bars import BARS
 from benchmarks.gpu.device import activity
 from benchmarks.gpu.pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST, TREES, differences
-from benchmarks.gpu.report import markdown
+from benchmarks.gpu.report import BARS, markdown
 from benchmarks.gpu.tokens import agreement
 
 ROOT = Path(__file__).resolve().parents[3]
