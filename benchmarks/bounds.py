@@ -29,14 +29,10 @@ from .tables import header, row
 
 
 class Price(NamedTuple):
-    """Price of a round in plain rounds.
+    """Price of a round in plain rounds: a fixed part, and parts per verified draft and per call of the drafter network.
 
-    Attributes:
-        once: Fixed part.
-        draft: Part per verified draft.
-        call: Part per call of the drafter network.
-        calls: Figure of a round that is the number of calls: "depth" of the verified tree, or "depth_asked", because
-            captured rounds of a GPU call the network for every level of it.
+    `calls` is the figure of a round that is the number of calls: "depth" of the verified tree, or "depth_asked",
+    because captured rounds of a GPU call the network for every level of it.
     """
 
     once: float
@@ -61,11 +57,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Measured:
-    """Rounds of a method.
-
-    Attributes:
-        images: The records of the rounds of each image.
-    """
+    """Records of the rounds of each image, for a method."""
 
     images: list[list[ImageRound]]
 

@@ -29,40 +29,23 @@ RECORD = 2000
 
 
 class Cluster(NamedTuple):
-    """Workers, and the list that they generate.
-
-    Attributes:
-        images: Number of images of the list.
-        workers: Number of workers.
-        batch: Number of images that a worker decodes together. They are lost if it fails.
-        seconds: Mean seconds per image and worker.
-        spread: Standard deviation of the speed of the workers, relative to its mean.
-        load: Seconds from a failure until the model is loaded again.
-        failures: Failures per worker and hour.
-    """
+    """Workers, and the list that they generate."""
 
     images: int
     workers: int
-    batch: int
-    seconds: float
-    spread: float
-    load: float
-    failures: float
+    batch: int  # number of images that a worker decodes together, and loses if it fails
+    seconds: float  # mean seconds per image and worker
+    spread: float  # standard deviation of the speed of the workers, relative to its mean
+    load: float  # seconds from a failure until the model is loaded again
+    failures: float  # failures per worker and hour
 
 
 class Outcome(NamedTuple):
-    """Result of a simulated run.
+    """Result of a simulated run."""
 
-    Attributes:
-        hours: Time until the last image.
-        lost: Worker hours for images that were repeated and for loading again.
-        idle: Share of the workers' time after their last image.
-        failures: Number of failures.
-    """
-
-    hours: float
-    lost: float
-    idle: float
+    hours: float  # time until the last image
+    lost: float  # worker hours for images that were repeated and for loading again
+    idle: float  # share of the workers' time after their last image
     failures: int
 
 

@@ -91,16 +91,10 @@ RUNS = {
 
 
 class Output(NamedTuple):
-    """Tokens and rounds of one run.
+    """Tokens and rounds of one run. A round has the number of drafter forwards, and the values of `FIELDS` by image."""
 
-    Attributes:
-        tokens: Codebook index of each token, as nested lists: tokens[image][row][column].
-        rounds: For each prompt, a list of rounds. A round is a list of two items: the number of drafter forwards, and
-            for each image the values of `FIELDS`.
-    """
-
-    tokens: list
-    rounds: list[list]
+    tokens: list  # codebook indices: tokens[image][row][column]
+    rounds: list[list]  # for each prompt
 
     @property
     def accepted(self) -> int:

@@ -36,8 +36,7 @@ from adt_core.files import write
 from adt_core.models.cpu import processor
 
 from ..harness import ROOT, empty_profile_cache, git
-from . import generate, methods, others
-from .parts import FigurePart
+from . import FigurePart, generate, methods, others
 
 STORED = ROOT / "docs" / "figures.json"
 _MODULES = (generate, methods, others)
@@ -161,22 +160,16 @@ def main() -> None:
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     figures = load_figures()
-    is_dry = (
-        not args.write
-        and not args.force
-        and any((args.count or least) < least for least in (PARTS[name].count for name in names))
-    )
-    if not (is_dry or args.write or args.force) and (changed := uncommitted()):
+    is_checked = not args.write and not args.force
+    is_dry = is_checked and args.count is not None and any(args.count < PARTS[name].count for name in names)
+    if is_checked and not is_dry and (changed := uncommitted()):
         parser.error(f"{changed[0]} has changes without a commit; commit them, or measure with --force or less --count")
     if not args.write:
         measure_parts(names, args.count, figures, is_stored=not is_dry)
     if is_dry:
         texts = render({name: figures[name] for name in names})
-        print(
-            *texts.values(),
-            "No file was changed, because of the small --count; --force stores the figures.",
-            sep="\n\n",
-        )
+        unchanged = "No file was changed, because of the small --count; --force stores the figures."
+        print(*texts.values(), unchanged, sep="\n\n")
     else:
         update_documents(render(figures))
 

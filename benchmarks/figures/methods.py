@@ -11,7 +11,7 @@ from adt_core.run import race
 
 from ..harness import BUNDLED, captions, compared
 from ..tables import estimate, table
-from .parts import FigurePart
+from . import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
 FIXED = {

@@ -57,14 +57,11 @@ def _timed(calls: dict, rehearse: bool) -> dict[str, dict[str, float]]:
     return {name: spread(values[1:], 1000) for name, values in times.items()}
 
 
-def _options() -> dict:
-    return {"dtype": torch.bfloat16, "device": the_device()}
-
-
 def _products(rehearse: bool) -> Iterator[dict]:
     config = shape_of(SEVEN_B, rehearse).config
-    x = torch.randn(max(ROWS), config.hidden_size, **_options())
-    weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, **_options())
+    with torch.device(the_device()):
+        x = torch.randn(max(ROWS), config.hidden_size, dtype=torch.bfloat16)
+        weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, dtype=torch.bfloat16)
     layouts = {"[in, out]": weight, "[out, in]": weight.t().contiguous().t()}
     for layout, stored in layouts.items():
         tile = x[:64] @ stored
@@ -128,10 +125,7 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
 
 
 def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
-    """Run the doctor command in a new process and return its output.
-
-    A new process is needed, because PyTorch selects its memory allocator only once per process.
-    """
+    """Run the doctor command in a new process, because PyTorch selects its memory allocator only once per process."""
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
         environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", VARIABLE: folder}

@@ -118,35 +118,25 @@ def measure_interleaved(
 
 
 class Activity(NamedTuple):
-    """Work of the GPU during a call.
+    """Work of the GPU during a call."""
 
-    Attributes:
-        kernels: Number of kernels and copies that ran.
-        launches: Number of host calls that launched kernels or copies.
-        busy: Time in seconds during which at least one kernel or copy ran.
-        names: Total time in seconds of each kernel, by name.
-    """
-
-    kernels: int
-    launches: int
-    busy: float
-    names: dict[str, float]
+    kernels: int  # number of kernels and copies that ran
+    launches: int  # number of host calls that launched kernels or copies
+    busy: float  # time in seconds during which at least one kernel or copy ran
 
 
 def activity(events: Iterable[dict]) -> Activity:
     """Summarise the events of a profiler trace. Time in which several kernels run counts only once as busy time."""
     events = [event for event in events if event.get("ph") == "X"]
-    kernels = sorted((float(e["ts"]), float(e["dur"]), e["name"]) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
+    kernels = sorted((float(e["ts"]), float(e["dur"])) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
     calls = [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
     busy = 0.0
     end = -np.inf
-    names: dict[str, float] = {}
-    for start, duration, name in kernels:
+    for start, duration in kernels:
         busy += max(0.0, start + duration - max(start, end))
         end = max(end, start + duration)
-        names[name] = names.get(name, 0.0) + duration / 1e6
     launches = sum(any(part in call for part in _LAUNCH_CALLS) for call in calls)
-    return Activity(len(kernels), launches, busy / 1e6, names)
+    return Activity(len(kernels), launches, busy / 1e6)
 
 
 def columns_of(activity: Activity | None, seconds: float) -> dict[str, float | None]:

@@ -58,21 +58,13 @@ TRANSFORMERS = "transformers"
 
 
 class TreeCase(NamedTuple):
-    """Method, its tokens per round, and the trees to time for it.
-
-    Attributes:
-        title: Title of the method.
-        method: Name of the method, a key of `TITLES`.
-        source: Source of tau, such as "bundled model" or "paper".
-        tau: Mean number of tokens per round.
-        tree: Depth, width and number of drafts of the timed trees. None times the method's own trees.
-    """
+    """Method, its tokens per round, and the trees to time for it."""
 
     title: str
-    method: str
-    source: str
+    method: str  # key of `TITLES`
+    source: str  # of tau, such as "bundled model" or "paper"
     tau: float
-    tree: tuple[int, int, int] | None = None
+    tree: tuple[int, int, int] | None = None  # depth, width and number of drafts; None times the method's own trees
 
 
 PAPER = (
@@ -133,18 +125,16 @@ def _prefill_seconds(pipeline: Pipeline) -> float:
 
 def _other_engines(shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
     """Return plain decoding by transformers with each cache that works, and the errors of the others."""
-    makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
     failed: dict[str, str] = {}
     try:
         model = transformers_model(shape)
-        for kind in ("dynamic", "static"):
-            makers[f"{TRANSFORMERS}, {kind} cache"] = partial(transformers_step, model, shape, length, kind)
     except Exception as error:  # an incompatible version of transformers
-        failed[TRANSFORMERS] = device.describe_error(error)
-    for engine, make in makers.items():
+        return {}, {TRANSFORMERS: device.describe_error(error)}
+    for kind in ("dynamic", "static"):
+        engine = f"{TRANSFORMERS}, {kind} cache"
         try:
-            steps[engine] = make()
+            steps[engine] = transformers_step(model, shape, length, kind)
             steps[engine].step()  # warm-up
         except Exception as error:
             failed[engine] = device.describe_error(error)

@@ -162,17 +162,11 @@ def _operations(name: str, weights: str | None, measure: Measure, rehearse: bool
 
 
 class _Block(NamedTuple):
-    """Block of rounds of all methods, with or without Triton kernels.
+    """Block of rounds of all methods, with or without Triton kernels."""
 
-    Attributes:
-        seconds: Times of the rounds of each method.
-        columns: Columns of the table that describe the last rounds of each method.
-        verdicts: Results of the trials.
-    """
-
-    seconds: dict[str, list[float]]
-    columns: dict[str, dict]
-    verdicts: list[Verdict]
+    seconds: dict[str, list[float]]  # times of the rounds of each method
+    columns: dict[str, dict]  # columns of the table that describe the last rounds of each method
+    verdicts: list[Verdict]  # results of the trials
 
 
 def _decode_block(target: Target, on: bool, pipelines: dict[str, Pipeline], rehearse: bool) -> _Block:

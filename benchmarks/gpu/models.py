@@ -53,23 +53,14 @@ TITLES = {
 
 
 class ModelShape(NamedTuple):
-    """Shape of a published model.
-
-    Attributes:
-        config: Configuration of the decoder.
-        codes: Number of codes in the codebook.
-        grid: Number of rows and columns of image tokens.
-        row_end: Whether an end-of-row token follows each row.
-        prompt: Number of tokens in the conditional prompt.
-        guided: Number of tokens in the unconditional prompt.
-    """
+    """Shape of a published model."""
 
     config: DecoderConfig
-    codes: int
-    grid: tuple[int, int]
-    row_end: bool = False
-    prompt: int = 24
-    guided: int = 2
+    codes: int  # in the codebook
+    grid: tuple[int, int]  # rows and columns of image tokens
+    row_end: bool = False  # whether an end-of-row token follows each row
+    prompt: int = 24  # number of tokens in the conditional prompt
+    guided: int = 2  # number of tokens in the unconditional prompt
 
     def small(self) -> ModelShape:
         """Return a small shape with the same features. A forward of this shape takes about a millisecond on a CPU."""
@@ -123,11 +114,12 @@ class _FixedLengthPrompter(Prompter):
 
 
 @torch.no_grad()
-def _randomise(network: nn.Module) -> None:
-    """Fill every parameter in place.
+def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
+    """Move a network from the device "meta", and fill every parameter.
 
     Norms become the identity. Matrices get random numbers, scaled so that output and input have the same variance.
     """
+    network.to_empty(device=device).requires_grad_(False).eval()
     torch.manual_seed(0)
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -139,11 +131,6 @@ def _randomise(network: nn.Module) -> None:
             else:
                 inputs = len(parameter) * (2 if parameter.dtype == QUANTISED["int4"] else 1)
                 store(parameter, scale, torch.randn(inputs, parameter.shape[1], device=scale.device) * inputs**-0.5)
-
-
-def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
-    network.to_empty(device=device).requires_grad_(False).eval()
-    _randomise(network)
 
 
 def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str | None = None) -> Target:
@@ -314,7 +301,7 @@ class Stream:
             total = device.profiled(lambda: [next(self._running, None) for _ in range(count)])
         if total is None:
             return None
-        return device.Activity(total.kernels // count, total.launches // count, total.busy / count, total.names)
+        return device.Activity(total.kernels // count, total.launches // count, total.busy / count)
 
     def close(self) -> None:
         """Free the caches."""

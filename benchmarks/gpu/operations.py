@@ -55,14 +55,10 @@ class Calls(NamedTuple):
 
     Each layer has its own weights, keys and values. So they are read from memory in each call, as in a forward pass,
     and not from the cache of the device.
-
-    Attributes:
-        kernel: Launch the Triton kernel.
-        reference: Compute the same with PyTorch, as the engine does without Triton kernels.
     """
 
-    kernel: list[Callable[[], object]]
-    reference: list[Callable[[], object]]
+    kernel: list[Callable[[], object]]  # launch the Triton kernel
+    reference: list[Callable[[], object]]  # compute the same with PyTorch, as the engine does without Triton kernels
 
 
 class Operation(ABC):

@@ -13,15 +13,10 @@ from .models import GUIDANCE_SCALE, ModelShape
 
 
 class Step(NamedTuple):
-    """Plain decoding by another engine.
+    """Plain decoding by another engine."""
 
-    Attributes:
-        step: Function that decodes one token.
-        prefill: Seconds for reading a prompt, from the faster of two calls.
-    """
-
-    step: Callable[[], object]
-    prefill: float
+    step: Callable[[], object]  # function that decodes one token
+    prefill: float  # seconds for reading a prompt, from the faster of two calls
 
 
 def transformers_model(shape: ModelShape):

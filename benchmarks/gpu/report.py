@@ -40,23 +40,14 @@ Rows = dict[str, list[dict]]
 
 
 class Bar(NamedTuple):
-    """Performance threshold.
-
-    Attributes:
-        title: Description of the measured value.
-        part: Part of the benchmark that measures the value.
-        column: Column of the value.
-        where: Values that the row must have in other columns.
-        bound: Threshold.
-        most: True if the threshold is a maximum, False if it is a minimum.
-    """
+    """Performance threshold."""
 
     title: str
-    part: str
+    part: str  # part that measures the value
     column: str
-    where: Mapping[str, object]
+    where: Mapping[str, object]  # values that the row must have in other columns
     bound: float
-    most: bool = False
+    most: bool = False  # whether the threshold is a maximum, not a minimum
 
     def value(self, rows: Rows) -> float | None:
         """Return the worst measured value (of a value with quartiles the median), or None if no row contains it."""

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import auto
+from benchmarks.figures import FigurePart, generate
 from benchmarks.figures import __main__ as command
-from benchmarks.figures import generate
 from benchmarks.figures.__main__ import MARKED, PARTS, fill, load_figures, pages, render, rounded
 from benchmarks.figures.methods import FIXED, MAIN, PAIRS, SPEED
-from benchmarks.figures.parts import FigurePart
 from benchmarks.harness import SAMPLING, bundled, captions
 from benchmarks.tables import estimate
 
