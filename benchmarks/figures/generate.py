@@ -12,11 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    ChameleonForConditionalGeneration,
-    DynamicCache,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import ChameleonForConditionalGeneration, DynamicCache, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Pipeline, Sampling, Target
 from adt_core.lab.presets import PRESETS

@@ -73,6 +73,4 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     }
 
 
-PARTS = {
-    "methods": FigurePart(8, measure_methods, tables_of_methods),
-}
+PARTS = {"methods": FigurePart(8, measure_methods, tables_of_methods)}

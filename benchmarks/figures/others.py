@@ -86,7 +86,4 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
     return {"half": table(columns, rows), "exact": f"{min(costs):.2f} to {max(costs):.2f}"}
 
 
-PARTS = {
-    "auto": FigurePart(8, measure_auto, tables_of_auto),
-    "half": FigurePart(8, measure_half, tables_of_half),
-}
+PARTS = {"auto": FigurePart(8, measure_auto, tables_of_auto), "half": FigurePart(8, measure_half, tables_of_half)}

@@ -38,23 +38,14 @@ MAX_SHOWN = 5
 
 @dataclass
 class Counts:
-    """Outcomes of a fuzzer's inputs.
-
-    Attributes:
-        tried: Number of inputs.
-        refused: Number of inputs with an error message.
-        hung: Number of inputs that took too long.
-        slowest: Longest duration of an input, in seconds.
-        crashes: Description of each unexpected error.
-        outside: Forbidden actions, such as writing outside the folder.
-    """
+    """Outcomes of a fuzzer's inputs."""
 
     tried: int = 0
-    refused: int = 0
-    hung: int = 0
-    slowest: float = 0.0
-    crashes: list[str] = field(default_factory=list)
-    outside: set[str] = field(default_factory=set)
+    refused: int = 0  # with an error message
+    hung: int = 0  # number of inputs that took too long
+    slowest: float = 0.0  # longest duration of an input, in seconds
+    crashes: list[str] = field(default_factory=list)  # description of each unexpected error
+    outside: set[str] = field(default_factory=set)  # forbidden actions, such as writing outside the folder
 
     def failures(self) -> list[str]:
         """Return descriptions of all failures."""

@@ -45,16 +45,7 @@ LAYERS = (
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
 ones."""
-FORBIDDEN = {
-    "nodes",
-    "comfy",
-    "comfy_api",
-    "folder_paths",
-    "server",
-    "model_making",
-    "benchmarks",
-    "tests",
-}
+FORBIDDEN = {"nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
 """Packages that ``adt_core`` must not import."""
 FACES = ("app", "lab", "models", "run")
 """Packages of ``adt_core`` that export public names on first use, as their docstrings list them."""
