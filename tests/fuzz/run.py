@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import chdir, nullcontext
+from contextlib import ExitStack, chdir
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -53,16 +55,13 @@ class Counts:
 
 
 def run(name: str, inputs: int, seed: int, folder: Path) -> Counts:
-    """Run a fuzzer.
-
-    Args:
-        name: Name of the fuzzer.
-        inputs: Number of inputs.
-        seed: Seed of the inputs.
-        folder: Working folder, which is created.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with chdir(folder), nodes(folder) if name == NODES else nullcontext(FUZZERS[name](folder)) as try_input:
+    """Run a fuzzer with a number of inputs in a working folder, which is created."""
+    temporary = folder / "temporary"  # temporary files are no forbidden writes
+    temporary.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(chdir(folder))
+        stack.enter_context(patch.object(tempfile, "tempdir", str(temporary)))
+        try_input = stack.enter_context(nodes(folder)) if name == NODES else FUZZERS[name](folder)
         return count(try_input, inputs, seed, Watch(folder))
 
 
