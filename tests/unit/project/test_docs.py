@@ -123,11 +123,8 @@ def made(tmp_path, monkeypatch):
 
 def test_every_program_of_the_architecture_page_is_a_file_of_a_recipe():
     firsts = [block.text.split("\n")[0] for block in python_blocks("architecture.md")]
-    assert firsts == [
-        "# adt_core/policies/streak.py",
-        "# adt_core/drafters/last_token.py",
-        "# adt_core/models/families/mini.py",
-    ]
+    files = ("policies/streak.py", "drafters/last_token.py", "models/families/mini.py")
+    assert firsts == [f"# adt_core/{file}" for file in files]
 
 
 def test_the_recipe_of_a_policy(made, target, drafters, monkeypatch):
