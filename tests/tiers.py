@@ -32,9 +32,9 @@ Processor time is measured because wall-clock time depends on other processes of
 STRICT = "ADT_TREE_STRICT_LIMIT"
 """Environment variable that lets a test above the limit fail. CI sets it, where the speed of the machine is known."""
 CALIBRATION_STEPS = 100_000
-"""Number of steps of the work that measures the speed of the machine."""
 REFERENCE_SECONDS = 0.004
-"""Processor time of :func:`_calibration` on the reference machine (one core of an AMD EPYC, Python 3.11)."""
+"""Steps of the work that measures the speed of the machine, and their processor time on the reference machine (one core
+of an AMD EPYC, Python 3.11)."""
 TOO_LONG = "s of processor time"
 """Words in the error of a test that exceeds the limit. Such a test runs once more, because processor time varies by
 half on a shared machine."""

@@ -16,10 +16,7 @@ KILL_AGAIN = 1 / 3
 class Kills:
     """Series of kills of one case. The results are compared with an undisturbed run.
 
-    A lost result raises AssertionError.
-
-    Attributes:
-        counts: Numbers of kills, completed runs and checked results.
+    A lost result raises AssertionError. `counts` are the numbers of kills, completed runs and checked results.
     """
 
     def __init__(self, case: Case, rng: random.Random):
