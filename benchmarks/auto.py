@@ -191,7 +191,8 @@ def cells(line: dict) -> list[object]:
     return [*names, estimate(line["speedup"]), line["totals"], line["worst"], line["identical"]]
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", default="1", help="batch sizes, separated by commas")
     parser.add_argument("--images", type=int, default=16)
@@ -205,12 +206,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--guidance-scale", type=float, default=SAMPLING.guidance_scale)
     parser.add_argument("--busy", type=int, default=0, help="number of other busy processes")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     methods = [PLAIN, *re.split(r",(?! )", args.methods)]  # names of methods may contain ", "
     batch_sizes = [int(size) for size in args.batch_size.split(",")]
     sampling = replace(SAMPLING, temperature=args.temperature, guidance_scale=args.guidance_scale)

@@ -51,8 +51,7 @@ PRICES = {
 The CPU's was fitted to docs/performance.md. Those of the GPUs are estimates for a model of 7 billion parameters in
 bfloat16 with guidance: on an H100, 31 drafts fill one tile of a product and cost nothing.
 """
-BATCH = 64
-"""Number of images that are decoded together."""
+BATCH = 64  # number of images that are decoded together
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,7 @@ METHODS = {
 """Number of drafts -> methods with their bounds. The first ones are fixed trees of EAGLE-2."""
 
 
-DEVICES = {6: "cpu", 31: "cuda"}
-"""Type of device whose default trees have this number of drafts."""
+DEVICES = {6: "cpu", 31: "cuda"}  # type of device whose default trees have this number of drafts
 
 
 def main() -> None:

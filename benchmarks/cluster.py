@@ -23,9 +23,8 @@ import numpy as np
 from .tables import table
 
 HOUR = 3600.0
-PER_TOKEN = 8
-RECORD = 2000
-"""Bytes of a token, and of an image's settings and statistics, in a message of a worker."""
+PER_TOKEN = 8  # bytes in a message of a worker
+RECORD = 2000  # bytes of an image's settings and statistics in a message of a worker
 
 
 class Cluster(NamedTuple):
@@ -50,20 +49,15 @@ class Outcome(NamedTuple):
 
 
 class Worker:
-    """Worker whose failures are exponentially distributed.
-
-    Attributes:
-        end: Time of its last image in seconds.
-        lost: Seconds for images that are generated again, and for loading again.
-    """
+    """Worker whose failures are exponentially distributed."""
 
     def __init__(self, cluster: Cluster, generator: np.random.Generator):
         self._cluster = cluster
         self._generator = generator
         self._pace = cluster.seconds * max(0.1, 1 + cluster.spread * generator.standard_normal())
         self._failure = self._next_failure(0.0)
-        self.end = cluster.load
-        self.lost = 0.0
+        self.end = cluster.load  # of its last image, in seconds
+        self.lost = 0.0  # seconds for images that are generated again, and for loading again
         self.failures = 0
 
     def _next_failure(self, now: float) -> float:

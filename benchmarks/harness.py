@@ -28,14 +28,10 @@ from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 
 ROOT = Path(__file__).resolve().parents[1]
-HELD_OUT_SEED = 2
-"""Seed of the caption generator for held-out captions."""
-BUNDLED = 4000
-"""Number of the first held-out caption in adt_core/bundled/captions.json."""
-BUNDLED_COUNT = 200
-"""Number of captions in adt_core/bundled/captions.json."""
-SCENES = "attributes found"
-"""Name of the metric of :func:`scene_metric` in reports."""
+HELD_OUT_SEED = 2  # seed of the caption generator for held-out captions
+BUNDLED = 4000  # number of the first held-out caption in adt_core/bundled/captions.json
+BUNDLED_COUNT = 200  # number of captions in adt_core/bundled/captions.json
+SCENES = "attributes found"  # name of the metric of :func:`scene_metric` in reports
 SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance_scale=BUNDLED_SAMPLING.guidance_scale)
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")

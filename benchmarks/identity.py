@@ -29,8 +29,7 @@ from .checkouts import Checkout
 from .harness import ROOT, captions
 
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
-BATCHED_PROMPTS = 4
-"""Number of prompts in runs with ``--batch-size``, which decode several images at the same time."""
+BATCHED_PROMPTS = 4  # number of prompts in runs with ``--batch-size``, which decode several images at the same time
 IMAGE = ROOT / "docs" / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
@@ -149,18 +148,6 @@ def difference(before: Output, now: Output, compare_rounds: bool) -> str:
     return ""
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path, help="a checkout of another commit")
-    parser.add_argument("--seeds", type=int, default=2)
-    batched = f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
-    parser.add_argument("--prompts", type=int, default=1, help=batched)
-    parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
-    parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
-
-
 def _options(name: str, seed: int, keep: float | None) -> list[str]:
     options = [*RUNS[name].split(), "--seed", str(seed)]
     if keep is not None and "--continue-from" not in options:
@@ -170,7 +157,15 @@ def _options(name: str, seed: int, keep: float | None) -> list[str]:
 
 def main() -> None:
     """Run the command line of this benchmark."""
-    args = _arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="a checkout of another commit")
+    parser.add_argument("--seeds", type=int, default=2)
+    batched = f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
+    parser.add_argument("--prompts", type=int, default=1, help=batched)
+    parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
+    parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
     runs = [(name, seed) for name in RUNS if args.only in name for seed in range(1, args.seeds + 1)]
     different = 0
     with (

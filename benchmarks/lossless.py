@@ -34,8 +34,7 @@ from adt_core.rules.sampling import noise_table, process_logits
 from .harness import captions
 from .tables import header, row
 
-TIE = 1e-3
-"""Maximum difference of two perturbed logits whose order float32 rounding may change."""
+TIE = 1e-3  # maximum difference of two perturbed logits whose order float32 rounding may change
 
 
 class Setting(NamedTuple):
@@ -111,10 +110,6 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
     return codes, best - second
 
 
-FREE = ((0, 1.0), (64, 1.0))
-"""Cost of a round in plain rounds, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
-
-
 def free_drafts(pipeline: Pipeline) -> Pipeline:
     """Return the pipeline with a cost profile in which drafts cost nothing.
 
@@ -122,29 +117,24 @@ def free_drafts(pipeline: Pipeline) -> Pipeline:
     """
     assert pipeline.drafter is not None
     names = [mode.name for mode in with_window(pipeline.drafter).modes]
-    return replace(
-        pipeline, recipe=replace(pipeline.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
-    )
+    free = ((0, 1.0), (64, 1.0))  # rounds with 0 and with 64 drafts cost as much as a plain round
+    profile = CostProfile("free", 1, dict.fromkeys(names, free))
+    return replace(pipeline, recipe=replace(pipeline.recipe, profile=profile))
 
 
 @dataclass
 class Cell:
     """Results of one setting over all images.
 
-    Attributes:
-        images: Number of images.
-        first_gaps: For each image that is not identical to plain decoding, the gap of plain decoding (see `plain_run`)
-            at the first different token.
-        forwards: Number of rounds, summed over all images.
-        depths: Number of accepted drafts by depth in the tree.
-        ranks: Number of accepted drafts by rank among their siblings.
+    For each image that is not identical to plain decoding, `first_gaps` has the gap of plain decoding (see `plain_run`)
+    at the first different token.
     """
 
     images: int = 0
     first_gaps: list[float] = field(default_factory=list)
-    forwards: int = 0
-    depths: Counter = field(default_factory=Counter)
-    ranks: Counter = field(default_factory=Counter)
+    forwards: int = 0  # rounds, summed over all images
+    depths: Counter = field(default_factory=Counter)  # accepted drafts by depth in the tree
+    ranks: Counter = field(default_factory=Counter)  # accepted drafts by rank among their siblings
 
     def add(self, codes: Tensor, trace: Trace, expected: Tensor, gaps: Tensor) -> None:
         """Add the images of a decoding.
@@ -194,7 +184,8 @@ def run_matrix(args: argparse.Namespace, target: Target, settings: list[Setting]
             yield f"T{temperature:g} {setting.name}", cell
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds; temperature 0 uses only the first")
@@ -204,12 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--guidance-scale", type=float, default=3.0)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--only", default="", help="run only the settings whose name contains this text")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     target = load_target(dtype=getattr(torch, args.dtype), weights=args.weights, exact=args.exact == "on")
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     tolerance = TIE if args.dtype == "float32" else 0.0

@@ -33,16 +33,14 @@ from .harness import ROOT
 from .tables import table
 
 DOCUMENT = ROOT / "docs" / "models.md"
-WEIGHTS = {"bfloat16": 2.0, "int8": 8.11 / 8, "int4": 4.5 / 8}
-"""Weights -> bytes per weight of the layers' matrices."""
+WEIGHTS = {"bfloat16": 2.0, "int8": 8.11 / 8, "int4": 4.5 / 8}  # weights -> bytes per weight of the layers' matrices
 LAYERS = {"Janus-Pro-1B": 24, "Janus-Pro-7B": 30, "Lumina-mGPT-7B-768": 32, "Emu3-Gen-hf": 32, "GLM-Image": 40}
 """Models of the first table -> number of layers."""
 CARDS = 6, 8, 12, 16, 24
 RESERVED = 1.0
 """Memory of cards in GiB, and how much of it is not available: for the system, and what ComfyUI keeps free. It is an
 assumption."""
-BATCH_ROWS = 2
-"""Rows of a batch per image with guidance."""
+BATCH_ROWS = 2  # rows of a batch per image with guidance
 
 
 class Card(NamedTuple):
@@ -52,9 +50,8 @@ class Card(NamedTuple):
     products: float
 
 
-READ_SHARE = 0.8
-PRODUCT_SHARE = 0.5
-"""Assumed shares of the published memory bandwidth and matrix products that a pass reaches."""
+READ_SHARE = 0.8  # assumed share of the published memory bandwidth that a pass reaches
+PRODUCT_SHARE = 0.5  # assumed share of the published matrix products
 GPUS = {"RTX 3060": Card(360e9, 25.6e12), "RTX 4090": Card(1008e9, 165.2e12)}
 
 
@@ -115,15 +112,11 @@ def _what_happens(weights: Weights, size: float) -> str:
 
 
 class Clock:
-    """Lane of a :class:`LayerStream` that counts time instead of copying, in seconds.
-
-    Attributes:
-        now: Time at which the computations end that were launched so far.
-    """
+    """Lane of a :class:`LayerStream` that counts time instead of copying, in seconds."""
 
     def __init__(self, seconds: float):
         """Start at 0. `seconds` is the time to copy a layer."""
-        self.now = 0.0
+        self.now = 0.0  # time at which the computations end that were launched so far
         self._seconds = seconds
         self._copied = 0.0
         self._ready = [0.0, 0.0]

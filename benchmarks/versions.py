@@ -59,17 +59,13 @@ def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
     return figures["seconds"] - figures["prefill_seconds"]
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     numbers = [FIRST_CAPTION, *range(FIRST_CAPTION, FIRST_CAPTION + args.prompts)]  # the first run is a warm-up
     tasks = [(method, number) for number in numbers for method in METHODS]
     with (

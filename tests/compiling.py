@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+from benchmarks.tables import table
+
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCTS = ("linear_kernel", "int4_kernel")
-"""Kernels that compute a product with a weight."""
+PRODUCTS = ("linear_kernel", "int4_kernel")  # kernels that compute a product with a weight
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times 10: Turing, three of Ampere and Ada, Hopper, and two of Blackwell."""
 
@@ -265,21 +266,20 @@ def _operands(row: Resources) -> str:
     return row.operands.removeprefix("bfloat16, ").removeprefix("float16, ")
 
 
-def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
+def _table(found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
     """Return a Markdown table with a row for each kernel and its operands, and a column for each compute capability.
 
     Args:
         found: Resources for each member of :data:`CAPABILITIES` in turn.
     """
-    titles = [f"{capability // 10}.{capability % 10}" for capability in CAPABILITIES]
-    lines = [" | ".join((head, *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]
+    titles = [f"{capability / 10}" for capability in CAPABILITIES]
+    rows = []
     columns = [{(row.kernel, _operands(row)): row for row in rows} for rows in found]
     for kernel, operands in dict.fromkeys(key for column in columns for key in column):
-        rows = [column.get((kernel, operands)) for column in columns]
-        warps = "/".join(map(str, dict.fromkeys(row.warps for row in rows if row is not None)))
-        cells = ["" if row is None else cell(row) for row in rows]
-        lines.append(" | ".join((f"| `{kernel}` | {operands} | {warps}", *cells)) + " |")
-    return "\n".join(lines)
+        own = [column.get((kernel, operands)) for column in columns]
+        warps = "/".join(map(str, dict.fromkeys(row.warps for row in own if row is not None)))
+        rows.append((f"`{kernel}`", operands, warps, *("" if row is None else cell(row) for row in own)))
+    return table(("kernel", "operands", "warps", *titles), rows)
 
 
 def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str]) -> None:
         json.dump(_compile(capability), sys.stdout)
     else:
         found = [resources(capability) for capability in CAPABILITIES]
-        print(_table("| kernel | operands | warps", found, lambda row: f"{row.registers}, {row.shared / 1024:.1f}"))
+        print(_table(found, lambda row: f"{row.registers}, {row.shared / 1024:.1f}"))
         spills = [row for rows in found for row in rows if row.spilled]
         print(f"\nversions: {sum(map(len, found))}, with spilled registers: {len(spills)}", *spills, sep="\n")
         for capability, rows in zip(CAPABILITIES, found):

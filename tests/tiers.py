@@ -41,8 +41,7 @@ half on a shared machine."""
 ALLOWED = "s allowed on this machine"
 """Name of the limit of a slow test, in seconds, among the properties of its report."""
 SLOW = "slower than the limit (WARNING above)"
-EXAMPLES = {"default": 10, "all": 60}
-"""Number of examples of each hypothesis test, by tier."""
+EXAMPLES = {"default": 10, "all": 60}  # number of examples of each hypothesis test, by tier
 OTHERS = "long tests not run: python3 dev.py test --all"
 WITH_CHILDREN = ("workflow", "browser")
 """Folders whose tests use a process that continues after the test: a server or a browser."""

@@ -42,8 +42,7 @@ STORED = ROOT / "docs" / "figures.json"
 _MODULES = (generate, methods, others)
 PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
-DIGITS = 6
-"""Number of significant digits of a stored float."""
+DIGITS = 6  # number of significant digits of a stored float
 
 
 def pages() -> list[Path]:

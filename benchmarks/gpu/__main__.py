@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -98,16 +99,9 @@ def run_worker(
     silence_end = time.monotonic() + silence
     size = -1
     with log.open("ab") as output:
+        streams = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
         environment = {**os.environ, **variables}
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
         while (now := time.monotonic()) < min(end, silence_end):
             try:
                 return process.wait(min(1.0, end - now))
@@ -118,10 +112,8 @@ def run_worker(
                     silence_end = time.monotonic() + silence
                     on_output()
         _kill(process)
-        try:
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver can't be killed
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass  # a process that hangs in the driver can't be killed; continue without waiting
         return None
 
 
@@ -163,7 +155,6 @@ def run_part(
 
     Args:
         module: Module of the part, with the function that returns the cases, as in :data:`PARTS`.
-        rehearse: Whether to use small random models.
         on_results: Function to call with all results of the part so far, whenever there are new results.
 
     Returns:
@@ -224,7 +215,6 @@ def measure(
 
     Args:
         minutes: Time limit of the complete run in minutes.
-        rehearse: Whether to use small random models.
         only: Names of the parts to run, in this order. None runs all parts.
         spent: Seconds of the time limit that are over already.
 

@@ -33,9 +33,8 @@ Case = tuple[str, Callable[[], Iterable[dict]]]
 """Name of a case, and function that yields the rows of the case.
 
 A part of the benchmark is a list of cases. If one case fails, the others still run."""
-EAGER = "eager"
-CAPTURED = "captured"
-"""Launch modes without and with CUDA graphs."""
+EAGER = "eager"  # launch mode without CUDA graphs
+CAPTURED = "captured"  # launch mode with CUDA graphs
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 

@@ -39,17 +39,14 @@ from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
 QUANTISED = ("int8", "int4", "fp8")
-METHODS = (PLAIN, MERGED)
-"""Methods whose rounds are timed: without drafts, and with 24 drafts."""
+METHODS = (PLAIN, MERGED)  # methods whose rounds are timed: without drafts, and with 24 drafts
 BLOCKS = (False, True, True, False)
 """Whether Triton kernels are on, for each block of rounds. The order cancels a steady change of the clock rate."""
-NODES = (1, 25, 64)
-"""Numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree."""
+NODES = (1, 25, 64)  # numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree
 ROUNDS = "Rounds"
 BITS = "Bits"
 DIFFERING = "differing in all"
-REPEATS = 5
-"""Number of measurements of an operation."""
+REPEATS = 5  # number of measurements of an operation
 
 
 # ---- operations -----------------------------------------------------------------------------------
@@ -79,13 +76,13 @@ def _milliseconds(functions: Sequence[Callable[[], object]]) -> list[float]:
 def _times(operation: Operation, nodes: int, rehearse: bool) -> dict:
     """Return the columns with the times of an operation, for a forward pass of `nodes` nodes."""
     with kernels(True):
-        calls = operation.calls(nodes)
-        kernel = _prepared(calls.kernel)
+        kernel_calls, reference_calls = operation.calls(nodes)
+        kernel = _prepared(kernel_calls)
     with kernels(False):
-        reference = _prepared(calls.reference)
+        reference = _prepared(reference_calls)
     repeats = 1 if rehearse else REPEATS
     samples = [_milliseconds([kernel, reference]) for _ in range(repeats)]
-    times = [[1000 * value / len(calls.kernel) for value in values] for values in zip(*samples)]
+    times = [[1000 * value / len(kernel_calls) for value in values] for values in zip(*samples)]
     speedup = statistics.median(times[1]) / statistics.median(times[0])
     columns = {"Triton, µs": spread(times[0]), "PyTorch, µs": spread(times[1]), "times as fast": speedup}
     return {"rows": GUIDED * nodes} | columns

@@ -36,8 +36,7 @@ GIB = 2**30
 METHODS = (PLAIN, MERGED)
 ROUNDS = 8
 SMALL_CARD = 12 * GIB
-TOO_SMALL = 4 * 2**20
-"""Memory limit in bytes. The weights of the bundled model are larger."""
+TOO_SMALL = 4 * 2**20  # memory limit in bytes, below the weights of the bundled model
 
 
 def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> dict[str, float | None]:

@@ -85,11 +85,9 @@ SHAPES = {
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
 """Shapes of published models, by name."""
-LONGEST_STEP = 32
-"""Estimated maximum number of tokens that a round decodes."""
+LONGEST_STEP = 32  # estimated maximum number of tokens that a round decodes
 SEVEN_B = "Anole-7B"
-GUIDANCE_SCALE = 3.0
-"""Scale of classifier-free guidance. Times do not depend on it."""
+GUIDANCE_SCALE = 3.0  # times do not depend on it
 
 
 def shape_of(name: str, rehearse: bool) -> ModelShape:
@@ -254,10 +252,6 @@ class Stream:
     Args:
         mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
         warm_up: Number of untimed rounds after each start.
-
-    Attributes:
-        decoding: The current decoding.
-        rounds: All timed rounds.
     """
 
     def __init__(self, pipeline: Pipeline, mode: str, images: int = 1, warm_up: int = 4):
@@ -265,7 +259,7 @@ class Stream:
         self._mode = mode
         self._images = images
         self._warm_up = warm_up
-        self.rounds: list[Round] = []
+        self.rounds: list[Round] = []  # all timed rounds
         self._open()
 
     def _open(self) -> None:

@@ -51,8 +51,7 @@ from .models import (
     with_quarter_grid,
 )
 
-Key = tuple[str, str]
-"""Name of a piece, and launch mode (`device.EAGER` or `device.CAPTURED`)."""
+Key = tuple[str, str]  # name of a piece, and launch mode (`device.EAGER` or `device.CAPTURED`)
 NODES = (1, 8, 32, 64)
 WIDTH = 8
 DEPTHS = (3, 6)
@@ -60,8 +59,7 @@ DRAFTS = 31
 """`WIDTH`, `DEPTHS` and `DRAFTS` define two trees with the same number of drafts and different depths.
 
 Comparing the two depths separates the time of a drafter level from the rest of a round."""
-LONGEST = 4096
-"""Maximum number of tokens in a timed image. For longer images, generating the noise would take minutes."""
+LONGEST = 4096  # maximum number of tokens in a timed image; generating the noise of longer images would take minutes
 ROUND = "round: "
 FORWARD = "forward of "
 LEVEL = "drafter level"
@@ -83,17 +81,12 @@ class Pieces:
 
     Args:
         warm_up: Number of untimed rounds at the start of each stream.
-
-    Attributes:
-        streams: Sequence of rounds for each piece that is a round.
-        calls: Function for each piece that is a forward.
-        failed: Errors, by the name and launch mode of the piece.
     """
 
     def __init__(self, target: Target, network: Drafter, warm_up: int):
-        self.streams: dict[Key, Stream] = {}
-        self.calls: dict[Key, Callable[[], object]] = {}
-        self.failed: dict[str, str] = {}
+        self.streams: dict[Key, Stream] = {}  # for pieces that are rounds
+        self.calls: dict[Key, Callable[[], object]] = {}  # for pieces that are forwards
+        self.failed: dict[str, str] = {}  # errors, by the name and launch mode of the piece
         short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():

@@ -35,8 +35,7 @@ STATUS = {
 MEANT_FOR = ("H100", "H200")
 
 
-Rows = dict[str, list[dict]]
-"""Result rows of a run, by the name of the part."""
+Rows = dict[str, list[dict]]  # result rows of a run, by the name of the part
 
 
 class Bar(NamedTuple):

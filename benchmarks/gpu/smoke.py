@@ -38,8 +38,7 @@ ALLOCATORS = ("native", "cudaMallocAsync")
 KERNELS = tuple((name, weights) for name in OPERATIONS for weights in (("int8", "int4") if name == "linear" else ("",)))
 """Operations, and the weights with which each one is tried; "" for bfloat16."""
 TABLE = "Kernels by allocator"
-SECONDS = 60.0
-"""Time limit of a process. Most of the time is imports, and the compilation of the kernel."""
+SECONDS = 60.0  # time limit of a process, mostly for imports and the compilation of the kernel
 ROUNDS = 12
 FIRST_CAPTION = 3600  # number of the first held-out caption of this part
 

@@ -9,8 +9,7 @@ from .cases import Case, Results
 from .faults import MOMENTS
 
 RANDOM = "random"
-KILL_AGAIN = 1 / 3
-"""Share of kills after which the resumed run is killed, too."""
+KILL_AGAIN = 1 / 3  # share of kills after which the resumed run is killed, too
 
 
 class Kills:

@@ -25,8 +25,7 @@ WORKFLOWS = [
     *("text to image (start here)", "batch of prompts with report", "compared with no drafting"),
     *("continue a picture", "relaxed acceptance (LANTERN)"),
 ]
-WRITABLE = {"output", "temp", "user"}
-"""Folders in which the server may write."""
+WRITABLE = {"output", "temp", "user"}  # folders in which the server may write
 SERVER_FILES = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}
 CYCLE = "DependencyCycleError"  # ComfyUI's error for a prompt with cyclic links
 
@@ -79,8 +78,7 @@ def _files(base: Path) -> set[str]:
     return {str(path) for path in {*inside, *base.parent.iterdir()} if "custom_nodes" not in path.parts}
 
 
-SLOW = {"model", "count"}
-"""Inputs that are never removed, because with their defaults a run needs minutes."""
+SLOW = {"model", "count"}  # inputs that are never removed, because with their defaults a run needs minutes
 
 
 def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dict:

@@ -34,8 +34,7 @@ FUZZERS: dict[str, Callable[[Path], Callable]] = {
 }
 """All fuzzers except the fuzzer for nodes, which needs a server."""
 NODES = "nodes"
-MAX_SHOWN = 5
-"""Maximum number of crashes that are printed."""
+MAX_SHOWN = 5  # maximum number of crashes that are printed
 
 
 @dataclass

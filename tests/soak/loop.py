@@ -23,8 +23,7 @@ MAX_GROWTH = 0.02  # maximum relative growth of resident memory after the warm-u
 ROUNDED = ("float32", "int8 weights")
 """Dtypes in which an image may differ from plain decoding, because rounding decides between nearly tied tokens
 (benchmarks/lossless.py)."""
-MAX_DIFFERENT = 0.01
-"""Maximum share of images that differ from plain decoding, in the dtypes of ROUNDED."""
+MAX_DIFFERENT = 0.01  # maximum share of images that differ from plain decoding, in the dtypes of ROUNDED
 FILE_COUNTS = 5
 """Number of times that open files are counted. The minimum is used, because a request that has just ended may still
 have an open file."""

@@ -28,8 +28,7 @@ RELAXED = 0.15
 uses LANTERN."""
 VALID = (WITH_TEXT_ENCODER, "a long prompt")
 """Model and mistake for which a request is valid, because this model truncates long prompts."""
-NETWORK = "network"
-"""Placeholder for the drafter network of the model."""
+NETWORK = "network"  # placeholder for the drafter network of the model
 PROMPTS = ("a red house", "two boats on a lake", "fog", "a cat that sleeps in the sun", "rain over a green field")
 TREES: tuple[dict[str, Any], ...] = ({}, {}, {"depth": 3, "width": 2, "drafts": 6}, {"drafts": 12, "expand_above": 0.1})
 LANTERNS = Lantern(20, 0.3), Lantern(20, factor=3.0), Lantern(10, 0.5, max_substitution=0.2)

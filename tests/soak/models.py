@@ -24,9 +24,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     WITH_TEXT_ENCODER: lambda folder: write_hugging_face(folder.parent, side=4),
 }
 """Name in the Model Loader node -> function that writes a model with 16 to 36 tokens per image."""
-TARGETS = "ar_image"
-DRAFTERS = "ar_image_drafters"
-"""ComfyUI's model folders for targets and drafters."""
+TARGETS = "ar_image"  # ComfyUI's folder for targets
+DRAFTERS = "ar_image_drafters"  # ComfyUI's folder for drafters
 
 
 def write_models(folder: Path) -> None:

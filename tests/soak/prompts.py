@@ -18,8 +18,7 @@ SAMPLER = "ADTTreeSampler"
 DEFAULTS = {name: option.default if option.choices else 0 for name, option in options().items()}
 """Input values of the Settings node."""
 COLOURS = (0x336699, 0xC02020, 0x10A040)
-SIDES = {SMALL: 32, MIDDLE: 48, WITH_TEXT_ENCODER: 64, BUNDLED: 128}
-"""Model -> edge of its images, in pixels."""
+SIDES = {SMALL: 32, MIDDLE: 48, WITH_TEXT_ENCODER: 64, BUNDLED: 128}  # model -> edge of its images, in pixels
 
 
 def graph_of(request: Request) -> Graph:

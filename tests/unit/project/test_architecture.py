@@ -281,8 +281,7 @@ MAY_OPEN = {
     "adt_core/messages.py": "the table of errors",
     "nodes/schema.py": "pages of the pack",
 }
-OTHERS = {"os", "self", "self._window"}
-"""Objects whose ``open`` method doesn't open a file."""
+OTHERS = {"os", "self", "self._window"}  # objects whose ``open`` method doesn't open a file
 
 
 def test_files_and_images_are_opened_in_one_place():
@@ -305,8 +304,7 @@ FOREIGN_ATTRIBUTES = {
     "weakref.finalize(self, decoder.free_pool).atexit",
 }
 """Attributes of objects of other libraries that are set here."""
-SET_BY_NAME = {"self", "selected", "layer", "parent"}
-"""Objects on which `setattr` sets declared attributes or modules."""
+SET_BY_NAME = {"self", "selected", "layer", "parent"}  # objects on which `setattr` sets declared attributes or modules
 
 
 def undeclared_state(tree: ast.Module, declared: set[str]) -> list[str]:

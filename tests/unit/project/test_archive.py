@@ -15,8 +15,7 @@ from tests import archive
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[3]
-MEGABYTES = 29
-"""Maximum size of the files in the archive, including 25 MB of bundled weights."""
+MEGABYTES = 29  # maximum size of the files in the archive, including 25 MB of bundled weights
 FIRST = "workflows/ADT-Tree text to image (start here).json"
 READING = ("unpickling", "adt_core/models/reading/checkpoint.py")
 EXCEPTIONS = {

@@ -26,8 +26,7 @@ from tests.layouts.families import WRITERS
 from tests.tiny import write_tiny_checkpoint
 
 BY_NAME = {path.name: path for path in PAGES}
-RUN_ELSEWHERE = {"api.md"}
-"""Pages whose Python blocks need a ComfyUI server."""
+RUN_ELSEWHERE = {"api.md"}  # pages whose Python blocks need a ComfyUI server
 PLACES = {
     "$SLURM_ARRAY_TASK_ID": "1",
     "$SLURM_ARRAY_TASK_COUNT": "8",

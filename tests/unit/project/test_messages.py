@@ -105,8 +105,7 @@ def test_workers_pass_errors_on():
     assert (copy.tokens, copy.limit, copy.model) == (9, 5, "M")
 
 
-PARTS = ("kind.", "limit.", "remedy.", "stored.", "title.")
-"""Beginnings of the keys of texts that are values in errors."""
+PARTS = ("kind.", "limit.", "remedy.", "stored.", "title.")  # beginnings of the keys of texts that are values in errors
 NO_REMEDY = "conditioning.is_text", "download.no_name", "hub.gated", "output.not_png", "path.not_png"
 """Errors that say what to do without a semicolon."""
 

@@ -233,10 +233,8 @@ def test_set_up_errors_are_printed_as_one_line(dev, monkeypatch, capsys):
     assert dev.main(["paint"]) == 2
 
 
-BADGE = 20
-"""Height in pixels of the name of a pack, which ComfyUI draws above each of its nodes on the canvas."""
-TITLE = 30
-"""Height in pixels of a node's title, which is above its position."""
+BADGE = 20  # height in pixels of the name of a pack, which ComfyUI draws above each of its nodes on the canvas
+TITLE = 30  # height in pixels of a node's title, which is above its position
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.json")), ids=lambda path: path.stem)
