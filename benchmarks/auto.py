@@ -1,6 +1,6 @@
 """Compare the speed of the method *auto* with plain decoding and with every fixed method.
 
-    python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,ordinary] [--repeats 1]
+    python -m benchmarks.auto [--batch-size 1,2,4,8] [--images 16] [--sets grammar,ordinary] [--repeats 1]
                               [--methods NAME,...] [--dtype float32] [--lantern] [--temperature 1] [--guidance-scale 3]
                               [--busy 2]
 
@@ -30,28 +30,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
-import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
-from multiprocessing.connection import Connection
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
+from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling
 from adt_core.lab.presets import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.run import race
 from model_making.prompts import PROMPTS
 
-from .harness import RECIPE, SAMPLING, captions
+from .harness import RECIPE, SAMPLING, captions, empty_profile_cache
 from .tables import estimate, header, row
 
 FIRST_CAPTION = 3000  # number of the first held-out caption of this benchmark
@@ -66,107 +64,71 @@ METHODS: dict[str, tuple[str, Drafting]] = {
 }
 """Drafter and drafting options of each method."""
 MIN_OF_BEST = 0.97
-"""Minimum speed of `auto` on a set, as a multiple of the speed of the best other method."""
 MIN_OF_PLAIN = 0.98
-"""Minimum speed of `auto` on a set, as a multiple of the speed of plain decoding."""
 MIN_OF_PLAIN_PER_BATCH = 0.90
-"""Minimum speed of `auto` on every batch, as a multiple of the speed of plain decoding."""
+"""Minimum speeds of `auto`, as multiples of the speed of the best other method and of plain decoding."""
 
 
 def prompts_of(kind: str, count: int) -> list[str]:
-    """Return prompts of a set.
+    """Return prompts of the set "grammar" or "ordinary".
 
     If the set has fewer than `count` prompts, prompts occur several times. Their images still differ, because each
     image has its own noise.
-
-    Args:
-        kind: "grammar" or "ordinary".
     """
     if kind == "grammar":
         return captions(FIRST_CAPTION, count)
     # Step 7 spreads the selection over the topics of the list.
-    ordinary = [PROMPTS[7 * i % len(PROMPTS)].text for i in range(len(PROMPTS))]
-    return [ordinary[i % len(ordinary)] for i in range(count)]
+    return [PROMPTS[7 * i % len(PROMPTS)].text for i in range(count)]
 
 
-def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampling: Sampling) -> None:
-    """Run the process of a `MethodWorker`.
-
-    The process receives batches, each as a tuple of prompts and image indices. It sends back the seconds, and a hash of
-    each image's tokens. None ends the process.
-    """
+@cache
+def _pipeline(method: str, dtype: str, lantern: bool, sampling: Sampling) -> Pipeline:
+    """Load the model of this process."""
     drafter_name, drafting = METHODS[method]
     relaxation = RECIPE.lantern if lantern and method != PLAIN else None
-    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name))
-    connection.send(None)
-    while (batch := connection.recv()) is not None:
-        decoding = pipeline.decoding(*batch).run()
-        hashes = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
-        connection.send((decoding.trace.report()["seconds"], hashes))
+    return Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name))
 
 
-class MethodWorker:
-    """Process that decodes batches with one method. Between two calls the process is idle.
-
-    Args:
-        method: Name of the method in `METHODS`.
-        dtype: Name of the model's torch dtype, such as "float32".
-        lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
-    """
-
-    def __init__(self, method: str, dtype: str, lantern: bool, sampling: Sampling):
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, method, dtype, lantern, sampling), daemon=True)
-        self._process.start()
-        self._connection.recv()
-
-    def __call__(self, batch: tuple[list[str], list[int]]) -> tuple[float, list[str]]:
-        """Decode a batch.
-
-        Args:
-            batch: Prompts, and the image index of each prompt. The index selects the noise of the image.
-
-        Returns:
-            Seconds of the batch, and a hash of each image's tokens.
-        """
-        self._connection.send(batch)
-        return self._connection.recv()
-
-    def close(self) -> None:
-        """End the process."""
-        self._connection.send(None)
-        self._process.join()
+def _decode(settings: tuple, batch: tuple[list[str], list[int]]) -> tuple[float, list[str]]:
+    """Decode a batch of prompts and image indices. Return the seconds, and a hash of each image's tokens."""
+    decoding = _pipeline(*settings).decoding(*batch).run()
+    hashes = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
+    return decoding.trace.report()["seconds"], hashes
 
 
-@contextmanager
-def empty_profile_cache() -> Iterator[None]:
-    """Store cost profiles in a new, empty folder during the block."""
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {cache_folder.VARIABLE: folder}):
-        yield
+def _decode_in(process: ProcessPoolExecutor, settings: tuple, batch: tuple) -> tuple[float, list[str]]:
+    return process.submit(_decode, settings, batch).result()
 
 
 @contextmanager
 def workers(
     methods: list[str], dtype: str = "float32", lantern: bool = False, sampling: Sampling = SAMPLING
-) -> Iterator[dict[str, MethodWorker]]:
-    """Start a process for every method with an empty cache of cost profiles.
+) -> Iterator[dict[str, Callable]]:
+    """Start a process for every method with an empty cache of cost profiles, for the time of the block.
 
-    Stop the processes at the end of the block.
+    Args:
+        dtype: Name of the model's torch dtype.
+        lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
+
+    Yields:
+        For each method, a function that decodes a batch in its process as :func:`_decode` does.
     """
     with empty_profile_cache(), ExitStack() as stack:
         started = {}
         for method in methods:
-            started[method] = MethodWorker(method, dtype, lantern, sampling)
-            stack.callback(started[method].close)
+            settings = method, dtype, lantern, sampling
+            pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _pipeline, settings)
+            process = stack.enter_context(pool)
+            process.submit(int).result()  # waits until the model is loaded
+            started[method] = partial(_decode_in, process, settings)
         yield started
 
 
-def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images: int, repeats: int = 1) -> list[dict]:
+def measure(methods: dict[str, Callable], kind: str, batch_size: int, images: int, repeats: int = 1) -> list[dict]:
     """Measure all methods on one set of prompts.
 
     Args:
-        methods: Process of each method. Plain decoding is first.
+        methods: Result of :func:`workers`. Plain decoding is first.
         batch_size: Number of images per batch.
         images: Number of images. It is rounded up to complete batches.
 
@@ -229,9 +191,10 @@ def cells(line: dict) -> list[object]:
     return [*names, estimate(line["speedup"]), line["totals"], line["worst"], line["identical"]]
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at-once", default="1", help="batch sizes, separated by commas")
+    parser.add_argument("--batch-size", default="1", help="batch sizes, separated by commas")
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--sets", default="grammar,ordinary")
     parser.add_argument("--repeats", type=int, default=1)
@@ -243,12 +206,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--guidance-scale", type=float, default=SAMPLING.guidance_scale)
     parser.add_argument("--busy", type=int, default=0, help="number of other busy processes")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     methods = [PLAIN, *re.split(r",(?! )", args.methods)]  # names of methods may contain ", "
     batch_sizes = [int(size) for size in args.batch_size.split(",")]
     sampling = replace(SAMPLING, temperature=args.temperature, guidance_scale=args.guidance_scale)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Decoding, Drafting, Pipeline
+from adt_core import Drafting, Pipeline
 from adt_core.engine import round as engine_round
 from adt_core.lab.presets import PRESETS
 from adt_core.policies import ADT_TREE, PLAIN
@@ -79,7 +79,7 @@ def regions(prompts: list[str], temperature: float) -> None:
 
 
 def without(z: torch.Tensor) -> torch.Tensor:
-    """Return ones instead of `sampling.certainty`."""
+    """Return ones. It replaces `sampling.certainty`."""
     return torch.ones((*z.shape[:-1], 2), dtype=torch.long)
 
 
@@ -109,12 +109,8 @@ def _pairs(pipe: Pipeline, prompt: str) -> list[tuple[float, float]]:
         if not is_running:
             break
         pairs.append((took[0], took[1]))
-    assert _codes(decodings[0]) == _codes(decodings[1])
+    assert decodings[0].grid_codes().equal(decodings[1].grid_codes())
     return pairs[8:]  # the first rounds are slow
-
-
-def _codes(decoding: Decoding) -> list:
-    return decoding.grid_codes().tolist()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-HERE = Path(__file__).resolve().parents[1]
 _SERVER = """
 import contextlib, io, json, runpy, sys
 from pathlib import Path
@@ -31,21 +30,8 @@ for line in sys.stdin:
             code = exit.code or 0
     print(json.dumps([code, output.getvalue()]), flush=True)
 """
-"""Program that a `Checkout` runs in its process.
-
-The program reads lines from standard input. Each line is a JSON list of arguments, with which the program runs
-``python -m adt_core``. All runs share one process, so that torch is imported only once."""
-
-
-FORMER_NAMES = {
-    "--drafts": "--nodes",
-    "--guidance-scale": "--cfg",
-    "--lantern-factor": "--lantern-lambda",
-    "--num-images-per-prompt": "--batch-size",
-    "no-drafting": "autoregressive",
-    "original-script": "upstream",
-}
-"""Former names of options, methods and values. Where `--batch-size` had this meaning, today's was `--at-once`."""
+"""Program of the process. Each line of its standard input is a JSON list of arguments, with which
+it runs ``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
 class Checkout:
@@ -53,9 +39,6 @@ class Checkout:
 
     Args:
         folder: Root of the checkout. It is also the current folder of the process.
-
-    Attributes:
-        has_own_noise: Whether each image of a list has its own noise, unless `--same-noise` is given.
     """
 
     def __init__(self, folder: Path, threads: int):
@@ -71,12 +54,6 @@ class Checkout:
         imported = self._receive()
         if imported != str(self._folder):
             sys.exit(f"{folder}: its process imports adt_core from {imported}; name the root of a checkout.")
-        self._renamed: dict[str, str] = {}
-        known = self.run(["generate", "--help"])
-        self._renamed = {now: before for now, before in FORMER_NAMES.items() if now not in known}
-        self.has_own_noise = "--same-noise" in known
-        if not self.has_own_noise:
-            self._renamed["--batch-size"] = "--at-once"
 
     def __enter__(self) -> Checkout:
         return self
@@ -94,13 +71,10 @@ class Checkout:
     def run(self, arguments: list[str]) -> str:
         """Run ``python -m adt_core`` in the checkout and return the output.
 
-        Options have the names of this commit. An older checkout gets the names that it knows.
-
         Raises:
             SystemExit: If the command fails.
         """
         assert self._process.stdin is not None
-        arguments = [self._renamed.get(word, word) for word in arguments]
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         code, output = self._receive()

@@ -15,71 +15,49 @@ from __future__ import annotations
 
 import argparse
 import heapq
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from .tables import table
+
 HOUR = 3600.0
-PER_TOKEN = 8
-"""Bytes of a token in a message of a worker."""
-RECORD = 2000
-"""Bytes of an image's settings and statistics in a message of a worker."""
+PER_TOKEN = 8  # bytes in a message of a worker
+RECORD = 2000  # bytes of an image's settings and statistics in a message of a worker
 
 
 class Cluster(NamedTuple):
-    """Workers, and the list that they generate.
-
-    Attributes:
-        images: Number of images of the list.
-        workers: Number of workers.
-        batch: Number of images that a worker decodes together. They are lost if it fails.
-        seconds: Mean seconds per image and worker.
-        spread: Standard deviation of the speed of the workers, relative to its mean.
-        load: Seconds from a failure until the model is loaded again.
-        failures: Failures per worker and hour.
-    """
+    """Workers, and the list that they generate."""
 
     images: int
     workers: int
-    batch: int
-    seconds: float
-    spread: float
-    load: float
-    failures: float
+    batch: int  # number of images that a worker decodes together, and loses if it fails
+    seconds: float  # mean seconds per image and worker
+    spread: float  # standard deviation of the speed of the workers, relative to its mean
+    load: float  # seconds from a failure until the model is loaded again
+    failures: float  # failures per worker and hour
 
 
 class Outcome(NamedTuple):
-    """Result of a simulated run.
+    """Result of a simulated run."""
 
-    Attributes:
-        hours: Time until the last image.
-        lost: Worker hours for images that were repeated and for loading again.
-        idle: Share of the workers' time after their last image.
-        failures: Number of failures.
-    """
-
-    hours: float
-    lost: float
-    idle: float
+    hours: float  # time until the last image
+    lost: float  # worker hours for images that were repeated and for loading again
+    idle: float  # share of the workers' time after their last image
     failures: int
 
 
 class Worker:
-    """Worker whose failures are exponentially distributed.
-
-    Attributes:
-        end: Time of its last image in seconds.
-        lost: Seconds for images that are generated again, and for loading again.
-        failures: Number of failures.
-    """
+    """Worker whose failures are exponentially distributed."""
 
     def __init__(self, cluster: Cluster, generator: np.random.Generator):
         self._cluster = cluster
         self._generator = generator
         self._pace = cluster.seconds * max(0.1, 1 + cluster.spread * generator.standard_normal())
         self._failure = self._next_failure(0.0)
-        self.end = cluster.load
-        self.lost = 0.0
+        self.end = cluster.load  # of its last image, in seconds
+        self.lost = 0.0  # seconds for images that are generated again, and for loading again
         self.failures = 0
 
     def _next_failure(self, now: float) -> float:
@@ -135,21 +113,18 @@ def simulate(cluster: Cluster, is_static: bool, seed: int) -> Outcome:
     return Outcome(last / HOUR, lost, idle_share, sum(worker.failures for worker in workers))
 
 
-def table(cluster: Cluster, rates: dict[str, float], seeds: int) -> str:
+COLUMNS = ("failures", "way", "hours", "of the ideal", "failures in the run", "worker hours lost", "idle")
+
+
+def runs_table(cluster: Cluster, rates: dict[str, float], seeds: int) -> str:
     """Return a Markdown table of the medians over several simulated runs."""
     ideal = (cluster.images * cluster.seconds / cluster.workers + cluster.load) / HOUR
-    lines = [
-        "| failures | way | hours | of the ideal | failures in the run | worker hours lost | idle |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for label, rate in rates.items():
-        for way in ("shards", "Ray"):
-            runs = [simulate(cluster._replace(failures=rate), way == "shards", seed) for seed in range(seeds)]
-            hours, lost, idle, failures = np.median(np.array(runs), axis=0)
-            lines.append(
-                f"| {label} | {way} | {hours:.2f} | {hours / ideal:.3f} | {failures:.0f} | {lost:.1f} | {idle:.1%} |"
-            )
-    return "\n".join(lines)
+    rows = []
+    for (label, rate), way in product(rates.items(), ("shards", "Ray")):
+        runs = [simulate(cluster._replace(failures=rate), way == "shards", seed) for seed in range(seeds)]
+        hours, lost, idle, failures = np.median(np.array(runs), axis=0)
+        rows.append((label, way, hours, f"{hours / ideal:.3f}", f"{failures:.0f}", f"{lost:.1f}", f"{idle:.1%}"))
+    return table(COLUMNS, rows)
 
 
 def driver_load(cluster: Cluster, side: int, tokens: int) -> str:
@@ -185,7 +160,7 @@ def main() -> None:
     # 419 unexpected interruptions in 54 days on 16,384 GPUs: Llama 3, arXiv 2407.21783, section 3.3.4
     published = 419 / (54 * 24 * 16_384)
     rates = {"none": 0.0, f"{published:.1e} per hour (a data centre)": published, "0.05 per hour (spot)": 0.05}
-    print(table(cluster, rates, seeds), driver_load(cluster, 512, 1024), sep="\n\n")
+    print(runs_table(cluster, rates, seeds), driver_load(cluster, 512, 1024), sep="\n\n")
 
 
 if __name__ == "__main__":

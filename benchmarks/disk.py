@@ -25,19 +25,20 @@ from pathlib import Path
 from time import process_time
 
 import torch
-from safetensors.torch import load_file, save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
 
 from adt_core import Pipeline
-from adt_core.files import parse_json, write_json
+from adt_core.files import parse_json
 from adt_core.models.streamed import held_bytes
 from adt_core.settings import DISK, RAM
 
+from .harness import ROOT
 from .tables import table
 
-BUNDLED = Path(__file__).resolve().parents[1] / "adt_core" / "bundled" / "target"
+BUNDLED = ROOT / "adt_core" / "bundled" / "target"
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 2}
-KV_WIDTH = 2 * 128
-LAYER_BYTES = 4 * 1024 * (2 * 1024 + 2 * KV_WIDTH + 3 * 2816)
+LAYER_BYTES = 4 * 1024 * (2 * 1024 + 2 * 256 + 3 * 2816)
 TREES = {"one token": {"method": "no-drafting"}, "tree of 31 drafts": {"method": "eagle2", "drafts": 31}}
 """Pass of the table -> options of the decoding. The drafts of a random model are never right."""
 COLUMNS = (
@@ -48,35 +49,15 @@ COLUMNS = (
 
 def write_model(folder: Path, gib: float) -> None:
     """Write the bundled model with larger layers of random weights."""
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration  # not in the measured processes
+
     layers = round(gib * 2**30 / LAYER_BYTES)
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(BUNDLED / name, folder / name)
-    config = parse_json((folder / "config.json").read_text(encoding="utf-8")) | SHAPE | {"num_hidden_layers": layers}
-    write_json(folder / "config.json", config)
-    h = SHAPE["hidden_size"]
-    wide = SHAPE["intermediate_size"]
-    shapes = {f"self_attn.{name}_proj.weight": (h, h) for name in "qo"}
-    shapes |= {f"self_attn.{name}_proj.weight": (KV_WIDTH, h) for name in "kv"}
-    shapes |= {"mlp.gate_proj.weight": (wide, h), "mlp.up_proj.weight": (wide, h), "mlp.down_proj.weight": (h, wide)}
-    norms = {"input_layernorm.weight": (h,), "post_attention_layernorm.weight": (h,)}
-    for kind in ("weight", "bias"):
-        norms |= {f"self_attn.q_norm.{kind}": (8, 128), f"self_attn.k_norm.{kind}": (2, 128)}
-    stored = load_file(BUNDLED / "model.safetensors")
-    first = {name: value for name, value in stored.items() if ".vqmodel." in name}
-    first |= {name: _random((config["vocab_size"], h)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    first["model.norm.weight"] = torch.ones(h)
-    files = [folder / f"model-{number:05}-of-{layers + 1:05}.safetensors" for number in range(1, layers + 2)]
-    save_file(first, files[0])
-    for layer in range(layers):
-        tensors = {f"model.layers.{layer}.{name}": _random(shape) for name, shape in shapes.items()}
-        for name, shape in norms.items():
-            make = torch.zeros if name.endswith("bias") else torch.ones
-            tensors[f"model.layers.{layer}.{name}"] = make(shape)
-        save_file(tensors, files[layer + 1])
-
-
-def _random(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.randn(shape) / shape[-1] ** 0.5
+    config = ChameleonConfig.from_pretrained(BUNDLED, num_hidden_layers=layers, **SHAPE)
+    config.save_pretrained(folder)
+    codec = {name: value for name, value in load_file(BUNDLED / "model.safetensors").items() if ".vqmodel." in name}
+    weights = ChameleonForConditionalGeneration._from_config(config, dtype=torch.float32).state_dict()
+    save_torch_state_dict(weights | codec, folder, max_shard_size=LAYER_BYTES)
+    shutil.copy(BUNDLED / "tokenizer.json", folder)
 
 
 def decode(folder: Path, memory: str, rounds: int) -> dict:

@@ -5,15 +5,20 @@ A held-out caption is a caption that no training has used. Captions are identifi
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
 
-from adt_core import Lantern, Pipeline, Recipe, Sampling
+from adt_core import Lantern, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import Benchmark, BenchmarkWorker, measure_missing
 from adt_core.lab.presets import PRESETS, Preset
 from adt_core.lab.quality import ImageMetric, Scores
@@ -22,18 +27,23 @@ from adt_core.policies import RELAXED
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 
-HELD_OUT_SEED = 2
-"""Seed of the caption generator for held-out captions."""
-BUNDLED = 4000
-"""Number of the first held-out caption in adt_core/bundled/captions.json."""
-BUNDLED_COUNT = 200
-"""Number of captions in adt_core/bundled/captions.json."""
-SCENES = "attributes found"
-"""Name of the metric of :func:`scene_metric` in reports."""
+ROOT = Path(__file__).resolve().parents[1]
+HELD_OUT_SEED = 2  # seed of the caption generator for held-out captions
+BUNDLED = 4000  # number of the first held-out caption in adt_core/bundled/captions.json
+BUNDLED_COUNT = 200  # number of captions in adt_core/bundled/captions.json
+SCENES = "attributes found"  # name of the metric of :func:`scene_metric` in reports
 SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance_scale=BUNDLED_SAMPLING.guidance_scale)
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
 """Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use LANTERN."""
+
+
+def git(*arguments: str) -> str:
+    """Return the output of git in this checkout; "" if it fails."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30).stdout.rstrip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def captions(start: int, count: int) -> list[str]:
@@ -63,6 +73,13 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 def bundled() -> Pipeline:
     """Return the bundled model with its drafter, on the CPU. Only the first call loads them."""
     return Pipeline.load("bundled", device="cpu")
+
+
+@contextmanager
+def empty_profile_cache() -> Iterator[None]:
+    """Store cost profiles in a new, empty folder during the block."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {cache_folder.VARIABLE: folder}):
+        yield
 
 
 def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:

@@ -12,7 +12,8 @@ Equal tokens are weak evidence, because a lossless method corrects every wrong d
 compares the rounds, except for ``auto``, whose trees depend on measured times.
 
 The benchmark prints a line per run. The exit code is 1 if any run differs. All runs take about 15 minutes on two cores.
-With ``--keep 0.7``, they take 6 minutes, because only the last 30 % of the rows of each image are decoded.
+With ``--keep 0.7``, they take 6 minutes, because only the last 30 % of the rows of each image are decoded. Both
+checkouts must accept the same options of ``generate``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from .checkouts import HERE, Checkout
-from .harness import captions
+from .checkouts import Checkout
+from .harness import ROOT, captions
 
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
-BATCHED_PROMPTS = 4
-"""Number of prompts in runs with ``--batch-size``, which decode several images at the same time."""
-IMAGE = HERE / "docs" / "assets" / "icon.png"
+BATCHED_PROMPTS = 4  # number of prompts in runs with ``--batch-size``, which decode several images at the same time
+IMAGE = ROOT / "docs" / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 
@@ -90,16 +90,10 @@ RUNS = {
 
 
 class Output(NamedTuple):
-    """Tokens and rounds of one run.
+    """Tokens and rounds of one run. A round has the number of drafter forwards, and the values of `FIELDS` by image."""
 
-    Attributes:
-        tokens: Codebook index of each token, as nested lists: tokens[image][row][column].
-        rounds: For each prompt, a list of rounds. A round is a list of two items: the number of drafter forwards, and
-            for each image the values of `FIELDS`.
-    """
-
-    tokens: list
-    rounds: list[list]
+    tokens: list  # codebook indices: tokens[image][row][column]
+    rounds: list[list]  # for each prompt
 
     @property
     def accepted(self) -> int:
@@ -114,16 +108,11 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     Raises:
         SystemExit: If the command fails.
     """
-    files = {
-        "prompts": folder / "prompts.txt",
-        "output": folder / "pictures",
-        "tokens": folder / "tokens.jsonl",
-        "trace": folder / "trace.jsonl",
-    }
+    names = {"prompts": "prompts.txt", "output": "pictures", "tokens": "tokens.jsonl", "trace": "trace.jsonl"}
+    files = {option: folder / name for option, name in names.items()}
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    noise = ["--same-noise"] if checkout.has_own_noise else []
-    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *noise, *options])
+    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", "--same-noise", *options])
     tokens = _images(files["tokens"], "tokens")
     rounds = _images(files["trace"], "rounds")
     return Output(tokens, [[_compared(round) for round in image] for image in rounds])
@@ -135,9 +124,7 @@ def _images(path: Path, name: str) -> list:
 
 
 def _compared(round: dict) -> list:
-    # Commits before 6fc2bf2 call the number of drafts "nodes".
-    images = ({"drafts": image.get("nodes"), **image} for image in round["images"])
-    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in images]]
+    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in round["images"]]]
 
 
 def difference(before: Output, now: Output, compare_rounds: bool) -> str:
@@ -161,19 +148,6 @@ def difference(before: Output, now: Output, compare_rounds: bool) -> str:
     return ""
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", type=Path, help="a checkout of another commit")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument(
-        "--prompts", type=int, default=1, help=f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
-    )
-    parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
-    parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
-
-
 def _options(name: str, seed: int, keep: float | None) -> list[str]:
     options = [*RUNS[name].split(), "--seed", str(seed)]
     if keep is not None and "--continue-from" not in options:
@@ -183,12 +157,20 @@ def _options(name: str, seed: int, keep: float | None) -> list[str]:
 
 def main() -> None:
     """Run the command line of this benchmark."""
-    args = _arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="a checkout of another commit")
+    parser.add_argument("--seeds", type=int, default=2)
+    batched = f"prompts per run; runs with --batch-size use {BATCHED_PROMPTS}"
+    parser.add_argument("--prompts", type=int, default=1, help=batched)
+    parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
+    parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
     runs = [(name, seed) for name in RUNS if args.only in name for seed in range(1, args.seeds + 1)]
     different = 0
     with (
         Checkout(args.before, args.threads) as before,
-        Checkout(HERE, args.threads) as now,
+        Checkout(ROOT, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
         for name, seed in runs:

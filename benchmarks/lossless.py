@@ -34,20 +34,14 @@ from adt_core.rules.sampling import noise_table, process_logits
 from .harness import captions
 from .tables import header, row
 
-TIE = 1e-3
-"""Maximum difference of two perturbed logits whose order float32 rounding may change."""
+TIE = 1e-3  # maximum difference of two perturbed logits whose order float32 rounding may change
 
 
 class Setting(NamedTuple):
-    """Drafter and drafting options of one row of the table of results.
+    """Drafter and drafting options of one row of the table of results."""
 
-    Attributes:
-        drafter: Value of ``--drafter``.
-        options: Arguments of `Drafting`.
-    """
-
-    drafter: str
-    options: dict
+    drafter: str  # value of ``--drafter``
+    options: dict  # arguments of `Drafting`
 
     @property
     def name(self) -> str:
@@ -116,10 +110,6 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
     return codes, best - second
 
 
-FREE = ((0, 1.0), (64, 1.0))
-"""Cost of a round in plain rounds, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
-
-
 def free_drafts(pipeline: Pipeline) -> Pipeline:
     """Return the pipeline with a cost profile in which drafts cost nothing.
 
@@ -127,51 +117,24 @@ def free_drafts(pipeline: Pipeline) -> Pipeline:
     """
     assert pipeline.drafter is not None
     names = [mode.name for mode in with_window(pipeline.drafter).modes]
-    return replace(
-        pipeline, recipe=replace(pipeline.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
-    )
+    free = ((0, 1.0), (64, 1.0))  # rounds with 0 and with 64 drafts cost as much as a plain round
+    profile = CostProfile("free", 1, dict.fromkeys(names, free))
+    return replace(pipeline, recipe=replace(pipeline.recipe, profile=profile))
 
 
 @dataclass
 class Cell:
     """Results of one setting over all images.
 
-    Attributes:
-        images: Number of images.
-        identical: Number of images with the same tokens as plain decoding.
-        first_gaps: For each image that is not identical, the gap of plain decoding (see `plain_run`) at the first
-            different token.
-        emitted: Number of tokens that the rounds decoded.
-        forwards: Number of rounds, summed over all images.
-        depths: Number of accepted drafts by depth in the tree.
-        ranks: Number of accepted drafts by rank among their siblings.
+    For each image that is not identical to plain decoding, `first_gaps` has the gap of plain decoding (see `plain_run`)
+    at the first different token.
     """
 
     images: int = 0
-    identical: int = 0
     first_gaps: list[float] = field(default_factory=list)
-    emitted: int = 0
-    forwards: int = 0
-    depths: Counter = field(default_factory=Counter)
-    ranks: Counter = field(default_factory=Counter)
-
-    @property
-    def tau(self) -> float:
-        """Tokens per target pass."""
-        return self.emitted / self.forwards
-
-    @property
-    def has_drafted(self) -> bool:
-        """True if drafts were accepted at more than one depth."""
-        return self.tau > 1 and len(self.depths) > 1
-
-    def lossless(self, tolerance: float) -> bool:
-        """Return whether every image is equal to the image of plain decoding, apart from near ties.
-
-        Args:
-            tolerance: The gap at the first different token must be below this value.
-        """
-        return all(gap < tolerance for gap in self.first_gaps)
+    forwards: int = 0  # rounds, summed over all images
+    depths: Counter = field(default_factory=Counter)  # accepted drafts by depth in the tree
+    ranks: Counter = field(default_factory=Counter)  # accepted drafts by rank among their siblings
 
     def add(self, codes: Tensor, trace: Trace, expected: Tensor, gaps: Tensor) -> None:
         """Add the images of a decoding.
@@ -182,36 +145,35 @@ class Cell:
             gaps: Gaps [B, T] of plain decoding, from `plain_run`.
         """
         for image_round in (image_round for round in trace.rounds for image_round in round.images):
-            self.emitted += image_round.accepted + 1
             self.forwards += 1
             self.depths.update(range(1, image_round.accepted + 1))
             self.ranks.update(image_round.ranks)
-        for image, different in enumerate(codes != expected):
-            self.images += 1
-            self.identical += not different.any()
-            if different.any():
-                self.first_gaps.append(float(gaps[image, different.nonzero()[0, 0]]))
+        self.images += len(codes)
+        different = codes != expected
+        for image in different.any(1).nonzero().flatten().tolist():
+            self.first_gaps.append(float(gaps[image, different[image].nonzero()[0, 0]]))
+
+    def table_row(self, name: str) -> str:
+        """Return the row of the table."""
+        gaps = ", ".join(f"{gap:.1e}" for gap in self.first_gaps)
+        tau = 1 + self.depths.total() / self.forwards
+        counts = dict(sorted(self.depths.items())), dict(sorted(self.ranks.items()))
+        return row(name, self.images, self.images - len(self.first_gaps), gaps, tau, *counts)
 
 
-def run_matrix(
-    target: Target,
-    prompts: list[str],
-    seeds: list[int],
-    temperatures: list[float],
-    settings: list[Setting],
-    guidance: float = 3.0,
-) -> Iterator[tuple[str, Cell]]:
-    """Decode the prompts with every setting, temperature and seed.
+def run_matrix(args: argparse.Namespace, target: Target, settings: list[Setting]) -> Iterator[tuple[str, Cell]]:
+    """Decode the captions with every setting, temperature and seed.
 
     At temperature 0 the image does not depend on the seed, so only the first seed is used.
 
     Yields:
         Name and results of each setting as soon as it is finished.
     """
+    prompts = captions(3000, args.captions)
     drafters = {name: load_drafter(name, target) for name in {setting.drafter for setting in settings}}
-    for temperature in temperatures:
-        samplings = [Sampling(seed=seed, temperature=temperature, guidance_scale=guidance) for seed in seeds]
-        samplings = samplings if temperature else samplings[:1]
+    for temperature in args.temperatures:
+        seeds = range(args.seeds if temperature else 1)
+        samplings = [Sampling(seed, temperature, guidance_scale=args.guidance_scale) for seed in seeds]
         plain = [plain_run(target, prompts, sampling) for sampling in samplings]
         for setting in settings:
             cell = Cell()
@@ -222,7 +184,8 @@ def run_matrix(
             yield f"T{temperature:g} {setting.name}", cell
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds; temperature 0 uses only the first")
@@ -232,30 +195,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--guidance-scale", type=float, default=3.0)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--only", default="", help="run only the settings whose name contains this text")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     target = load_target(dtype=getattr(torch, args.dtype), weights=args.weights, exact=args.exact == "on")
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     tolerance = TIE if args.dtype == "float32" else 0.0
-    prompts = captions(3000, args.captions)
     cells = []
     print(header("setting", "images", "identical", "gaps of first differences", "tau", "accepted by depth", "by rank"))
-    for name, cell in run_matrix(
-        target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance_scale
-    ):
+    for name, cell in run_matrix(args, target, settings):
         cells.append(cell)
-        gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
-        depths = dict(sorted(cell.depths.items()))
-        ranks = dict(sorted(cell.ranks.items()))
-        # Print each row immediately, so that an interrupted run has shown its results.
-        print(row(name, cell.images, cell.identical, gaps, cell.tau, depths, ranks), flush=True)
-    passed = all(cell.has_drafted and cell.lossless(tolerance) for cell in cells)
+        print(cell.table_row(name), flush=True)  # an interrupted run has shown its results
+    passed = all(len(cell.depths) > 1 and all(gap < tolerance for gap in cell.first_gaps) for cell in cells)
     total = sum(cell.images for cell in cells)
-    identical = sum(cell.identical for cell in cells)
+    identical = total - sum(len(cell.first_gaps) for cell in cells)
     print(
         f"{args.dtype} {args.weights or ''}: {identical} of {total} images identical to plain decoding"
         + ("" if passed else "; FAILED")

@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import nn
@@ -30,19 +29,18 @@ from adt_core.policies import DraftMode
 from adt_core.policies.auto import SIZES, STREAMED_SIZE, Auto, sizes_of
 from adt_core.policies.cost_model import IDLE, CostModel
 
+from .harness import ROOT
 from .tables import table
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-WEIGHTS = {"bfloat16": 2.0, "int8": 8.11 / 8, "int4": 4.5 / 8}
-"""Weights -> bytes per weight of the layers' matrices."""
+DOCUMENT = ROOT / "docs" / "models.md"
+WEIGHTS = {"bfloat16": 2.0, "int8": 8.11 / 8, "int4": 4.5 / 8}  # weights -> bytes per weight of the layers' matrices
 LAYERS = {"Janus-Pro-1B": 24, "Janus-Pro-7B": 30, "Lumina-mGPT-7B-768": 32, "Emu3-Gen-hf": 32, "GLM-Image": 40}
 """Models of the first table -> number of layers."""
 CARDS = 6, 8, 12, 16, 24
-"""Memory of cards in GiB."""
 RESERVED = 1.0
-"""Memory of a card in GiB that is not available: for the system, and what ComfyUI keeps free. It is an assumption."""
-BATCH_ROWS = 2
-"""Rows of a batch per image with guidance."""
+"""Memory of cards in GiB, and how much of it is not available: for the system, and what ComfyUI keeps free. It is an
+assumption."""
+BATCH_ROWS = 2  # rows of a batch per image with guidance
 
 
 class Card(NamedTuple):
@@ -52,27 +50,18 @@ class Card(NamedTuple):
     products: float
 
 
-READ_SHARE = 0.8
-"""Assumed share of the published memory bandwidth that a pass reaches."""
-PRODUCT_SHARE = 0.5
-"""Assumed share of the published matrix products that a pass reaches."""
+READ_SHARE = 0.8  # assumed share of the published memory bandwidth that a pass reaches
+PRODUCT_SHARE = 0.5  # assumed share of the published matrix products
 GPUS = {"RTX 3060": Card(360e9, 25.6e12), "RTX 4090": Card(1008e9, 165.2e12)}
 
 
 class Weights(NamedTuple):
-    """Weights of a model in GiB.
+    """Weights of a model in GiB."""
 
-    Attributes:
-        layers: Number of layers.
-        layer: Size of a layer.
-        total: Memory that the model needs with all weights on the card, with caches and all other modules.
-        parameters: Number of parameters of a layer.
-    """
-
-    layers: int
-    layer: float
-    total: float
-    parameters: float
+    layers: int  # their number
+    layer: float  # size of a layer
+    total: float  # memory that the model needs with all weights on the card, with caches and all other modules
+    parameters: float  # of a layer
 
     def streamed(self, available: float) -> int | None:
         """Return how many layers are streamed with an available memory in GiB; None if it is too small."""
@@ -123,19 +112,11 @@ def _what_happens(weights: Weights, size: float) -> str:
 
 
 class Clock:
-    """Lane of a :class:`LayerStream` that counts time instead of copying, in seconds.
-
-    Attributes:
-        now: Time at which the computations end that were launched so far.
-    """
+    """Lane of a :class:`LayerStream` that counts time instead of copying, in seconds."""
 
     def __init__(self, seconds: float):
-        """Start at 0.
-
-        Args:
-            seconds: Time to copy a layer.
-        """
-        self.now = 0.0
+        """Start at 0. `seconds` is the time to copy a layer."""
+        self.now = 0.0  # time at which the computations end that were launched so far
         self._seconds = seconds
         self._copied = 0.0
         self._ready = [0.0, 0.0]
@@ -149,13 +130,7 @@ class Clock:
 
 
 class Pass(NamedTuple):
-    """Times of a pass through the layers in seconds.
-
-    Attributes:
-        seconds: Time of the pass.
-        copying: Time of all copies.
-        computing: Time of all computations.
-    """
+    """Times of a pass through the layers, of all its copies, and of all its computations, in seconds."""
 
     seconds: float
     copying: float
@@ -237,13 +212,10 @@ def times_table() -> str:
         for count in (streamed, 0):
             for title, modes in (("jacobi", JacobiDrafter.modes), ("network and window", MergedDrafter.modes)):
                 plain, best = choice_of(weights, count, card, modes, temperature=1.0)
-                overlaps = [
-                    f"{100 * pass_of(weights, count, card, nodes).overlap:.0f} %" if count else ""
-                    for nodes in (1, best.drafts + 1)
-                ]
+                passes = [pass_of(weights, count, card, nodes) for nodes in (1, best.drafts + 1)]
+                overlaps = [f"{100 * times.overlap:.0f} %" if count else "" for times in passes]
                 seconds = TOKENS * plain, TOKENS / best.tokens * best.seconds
-                chosen = f"{best.mode}, {best.drafts} drafts"
-                plain_cells = overlaps[0], f"{seconds[0]:.0f}", chosen
+                plain_cells = overlaps[0], f"{seconds[0]:.0f}", f"{best.mode}, {best.drafts} drafts"
                 cells = best.tokens, overlaps[1], f"{seconds[1]:.0f}", f"{seconds[0] / seconds[1]:.1f}"
                 rows.append((name, f"{count} of {weights.layers}", title, *plain_cells, *cells))
     return table(NAMES, rows)

@@ -24,8 +24,8 @@ import numpy as np
 
 from adt_core.run import race
 
-from .checkouts import HERE, Checkout
-from .harness import captions
+from .checkouts import Checkout
+from .harness import ROOT, captions
 from .tables import header, row
 
 FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
@@ -59,22 +59,18 @@ def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
     return figures["seconds"] - figures["prefill_seconds"]
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the command line of this benchmark."""
-    args = _arguments()
+    args = parser.parse_args()
     numbers = [FIRST_CAPTION, *range(FIRST_CAPTION, FIRST_CAPTION + args.prompts)]  # the first run is a warm-up
     tasks = [(method, number) for number in numbers for method in METHODS]
     with (
         Checkout(args.before, args.threads) as before,
-        Checkout(HERE, args.threads) as now,
+        Checkout(ROOT, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {name: partial(seconds, checkout, Path(folder)) for name, checkout in (("old", before), ("new", now))}

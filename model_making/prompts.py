@@ -14,42 +14,25 @@ from .scenes import COLOURS, PLACES
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """Object that an image must show.
+    """Object that an image must show."""
 
-    Attributes:
-        kinds: Accepted kinds. The object must be of one of them.
-        colour: Required colour, or None for any.
-        place: Required place, or None for any.
-    """
-
-    kinds: tuple[str, ...]
-    colour: str | None = None
-    place: str | None = None
+    kinds: tuple[str, ...]  # that are accepted
+    colour: str | None = None  # None for any
+    place: str | None = None  # None for any
 
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """Prompt and the contents that its image must show.
+    """Prompt and the contents that its image must show."""
 
-    Attributes:
-        group: Style of the prompt, for example "list" or "sentence".
-        text: The prompt.
-        objects: Required objects.
-        sky: Accepted skies; empty accepts any sky.
-        ground: Accepted grounds; empty accepts any ground.
-        backdrop: Accepted backdrops; empty accepts any backdrop.
-        wall: Accepted walls; empty accepts any wall.
-        table: Whether the image must show a table.
-    """
-
-    group: str
+    group: str  # style of the prompt, for example "list" or "sentence"
     text: str
-    objects: tuple[ObjectSpec, ...] = ()
-    sky: tuple[str, ...] = ()
+    objects: tuple[ObjectSpec, ...] = ()  # that are required
+    sky: tuple[str, ...] = ()  # accepted skies; empty accepts any, also below
     ground: tuple[str, ...] = ()
     backdrop: tuple[str, ...] = ()
     wall: tuple[str, ...] = ()
-    table: bool = False
+    table: bool = False  # whether the image must show a table
 
 
 def _parse_object(words: list[str]) -> ObjectSpec:

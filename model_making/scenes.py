@@ -63,36 +63,22 @@ _CLASHES = {
 
 @dataclass(frozen=True)
 class SceneItem:
-    """Object of a scene.
+    """Object of a scene."""
 
-    Attributes:
-        kind: One of :data:`COLOURED_OBJECTS` or :data:`PLANTS`.
-        colour: Key of :data:`COLOURS`, or None for plants, which have their natural colour.
-        place: Key of :data:`PLACES`.
-    """
-
-    kind: str
-    colour: str | None
-    place: str
+    kind: str  # one of :data:`COLOURED_OBJECTS` or :data:`PLANTS`
+    colour: str | None  # key of :data:`COLOURS`, or None for plants, which have their natural colour
+    place: str  # key of :data:`PLACES`
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Symbolic description of an image. `ground`, `sky` and `backdrop` are used outdoors, `wall` indoors.
+    """Symbolic description of an image. `ground`, `sky` and `backdrop` are used outdoors, `wall` indoors."""
 
-    Attributes:
-        items: Objects, in the order in which :func:`describe` names them.
-        ground: One of :data:`GROUNDS`.
-        sky: One of :data:`SKIES`.
-        backdrop: One of :data:`BACKDROPS`.
-        wall: One of :data:`WALLS`.
-    """
-
-    items: tuple[SceneItem, ...]
-    ground: str | None = None
-    sky: str | None = None
-    backdrop: str = "none"
-    wall: str | None = None
+    items: tuple[SceneItem, ...]  # in the order in which :func:`describe` names them
+    ground: str | None = None  # one of :data:`GROUNDS`
+    sky: str | None = None  # one of :data:`SKIES`
+    backdrop: str = "none"  # one of :data:`BACKDROPS`
+    wall: str | None = None  # one of :data:`WALLS`
 
     @property
     def indoors(self) -> bool:

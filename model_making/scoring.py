@@ -41,15 +41,10 @@ SHUFFLES = 4
 
 @dataclass(frozen=True)
 class ImageContents:
-    """Detected contents of an image.
-
-    Attributes:
-        objects: Detected objects.
-        background: Background labels such as ``sky:night``.
-    """
+    """Detected contents of an image."""
 
     objects: list[Detection]
-    background: set[str]
+    background: set[str]  # labels such as ``sky:night``
 
 
 @dataclass(frozen=True)

@@ -57,23 +57,14 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 
 @dataclass
 class Batch:
-    """Input ids and labels of a training batch.
+    """Input ids and labels of a training batch."""
 
-    Attributes:
-        ids: [B, n] input ids, right-padded.
-        image_starts: [B] index of the last prompt token. The logits at this index predict the first image token.
-        codes: [B, T] image codes to predict.
-        word_labels: [B, n] label of the object whose name or place ends at this token, else :data:`IGNORE_INDEX`.
-        plan_labels: [B, places] label of the object that the caption puts at each place; 0 is no object.
-        has_caption: [B] bool, False if the caption was dropped.
-    """
-
-    ids: Tensor
-    image_starts: Tensor
-    codes: Tensor
-    word_labels: Tensor
-    plan_labels: Tensor
-    has_caption: Tensor
+    ids: Tensor  # [B, n] input ids, right-padded
+    image_starts: Tensor  # [B] index of the last prompt token, whose logits predict the first image token
+    codes: Tensor  # [B, T] image codes to predict
+    word_labels: Tensor  # [B, n] label of the object whose name or place ends at this token, else :data:`IGNORE_INDEX`
+    plan_labels: Tensor  # [B, places] label of the object that the caption puts at each place; 0 is no object
+    has_caption: Tensor  # [B] bool, False if the caption was dropped
 
     def at_image(self, values: Tensor) -> Tensor:
         """Select the positions of `values` [B, n, ...] that predict the image tokens. Returns [B, T, ...]."""

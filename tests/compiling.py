@@ -17,15 +17,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
+
+from benchmarks.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCTS = ("linear_kernel", "int4_kernel")
-"""Kernels that compute a product with a weight."""
+PRODUCTS = ("linear_kernel", "int4_kernel")  # kernels that compute a product with a weight
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times 10: Turing, three of Ampere and Ada, Hopper, and two of Blackwell."""
 
@@ -33,23 +35,16 @@ CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 class Resources(NamedTuple):
     """Resources of a compiled kernel.
 
-    Attributes:
-        kernel: Name of the kernel.
-        operands: Dtype and sizes.
-        registers: Registers of a thread.
-        spilled: Bytes that a thread stores to memory because registers are missing.
-        shared: Bytes of shared memory of a program.
-        warps: Warps of a program.
-        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA", a scalar
-            instruction, if there are none; empty for kernels that are no product.
+    The instructions are the matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA", a scalar
+    instruction, if there are none. The list is empty for kernels that are no product.
     """
 
     kernel: str
-    operands: str
-    registers: int
-    spilled: int
-    shared: int
-    warps: int
+    operands: str  # dtype and sizes
+    registers: int  # of a thread
+    spilled: int  # bytes that a thread stores to memory because registers are missing
+    shared: int  # bytes of shared memory of a program
+    warps: int  # of a program
     instructions: list[str]
 
 
@@ -84,33 +79,35 @@ class _Driver:
         return 0
 
 
-def _compile(capability: int, launches: Iterator[tuple[str, Callable[[], object]]]) -> list[Resources]:
-    """Compile the kernels of some launches.
-
-    Args:
-        capability: Member of :data:`CAPABILITIES`.
-        launches: Operands, for the table, and function that launches kernels with these operands.
-    """
+@contextmanager
+def _compiling(capability: int) -> Iterator[list]:
+    """Compile kernels for a device instead of launching them. The list that this yields receives the kernels."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    compiled = []
+    compiled: list = []
     run = JITFunction.run
 
     def compile_only(function, *args, grid, warmup, **options):
         compiled.append(run(function, *args, grid=grid, warmup=True, **options))
 
     driver.set_active(_Driver(capability))
-    JITFunction.run = compile_only
+    with patch.object(JITFunction, "run", compile_only):
+        yield compiled
+
+
+def _compile(capability: int) -> list[Resources]:
+    """Compile all kernels, and return their resources."""
     found = []
-    for operands, launch in launches:
-        compiled.clear()
-        launch()
-        for kernel in compiled:
-            registers, spilled = _assemble(kernel.asm["ptx"], capability)
-            name, shared, warps = (getattr(kernel.metadata, field) for field in ("name", "shared", "num_warps"))
-            instructions = _instructions(kernel.asm["cubin"]) if name in PRODUCTS else []
-            found.append(Resources(name, operands, registers, spilled, shared, warps, instructions))
+    with _compiling(capability) as compiled:
+        for operands, launch in _launches(capability):
+            compiled.clear()
+            launch()
+            for kernel in compiled:
+                registers, spilled = _assemble(kernel.asm["ptx"], capability)
+                name, shared, warps = (getattr(kernel.metadata, field) for field in ("name", "shared", "num_warps"))
+                instructions = _instructions(kernel.asm["cubin"]) if name in PRODUCTS else []
+                found.append(Resources(name, operands, registers, spilled, shared, warps, instructions))
     return found
 
 
@@ -120,32 +117,20 @@ def ptx(capability: int) -> Iterator[tuple[str, str, str]]:
     Yields:
         Operands of a launch, and the PTX of its kernels for tensors and for addresses; "" if they don't compile.
     """
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
     from adt_core.kernels import choice
-
-    compiled = []
-    run = JITFunction.run
-
-    def compile_only(function, *args, grid, warmup, **options):
-        compiled.append(run(function, *args, grid=grid, warmup=True, **options).asm["ptx"])
 
     def as_addresses(*operands):
         return [operand.data_ptr() for operand in operands]
 
-    driver.set_active(_Driver(capability))
-    JITFunction.run = compile_only
-    usual = choice.pointers
-    for operands, launch in _launches(capability):
-        found = []
-        for pointers in usual, as_addresses:
-            choice.pointers = pointers
-            compiled.clear()
-            with suppress(choice.KernelError):
-                launch()
-            found.append("\n".join(compiled))
-        yield operands, *found
+    with _compiling(capability) as compiled:
+        for operands, launch in _launches(capability):
+            found = []
+            for pointers in choice.pointers, as_addresses:
+                compiled.clear()
+                with suppress(choice.KernelError), patch.object(choice, "pointers", pointers):
+                    launch()
+                found.append("\n".join(kernel.asm["ptx"] for kernel in compiled))
+            yield operands, *found
 
 
 COMPUTING = re.compile(
@@ -281,21 +266,20 @@ def _operands(row: Resources) -> str:
     return row.operands.removeprefix("bfloat16, ").removeprefix("float16, ")
 
 
-def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
+def _table(found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
     """Return a Markdown table with a row for each kernel and its operands, and a column for each compute capability.
 
     Args:
         found: Resources for each member of :data:`CAPABILITIES` in turn.
     """
-    titles = [f"{capability // 10}.{capability % 10}" for capability in CAPABILITIES]
-    lines = [" | ".join((head, *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]
+    titles = [f"{capability / 10}" for capability in CAPABILITIES]
+    rows = []
     columns = [{(row.kernel, _operands(row)): row for row in rows} for rows in found]
     for kernel, operands in dict.fromkeys(key for column in columns for key in column):
-        rows = [column.get((kernel, operands)) for column in columns]
-        warps = "/".join(map(str, dict.fromkeys(row.warps for row in rows if row is not None)))
-        cells = ["" if row is None else cell(row) for row in rows]
-        lines.append(" | ".join((f"| `{kernel}` | {operands} | {warps}", *cells)) + " |")
-    return "\n".join(lines)
+        own = [column.get((kernel, operands)) for column in columns]
+        warps = "/".join(map(str, dict.fromkeys(row.warps for row in own if row is not None)))
+        rows.append((f"`{kernel}`", operands, warps, *("" if row is None else cell(row) for row in own)))
+    return table(("kernel", "operands", "warps", *titles), rows)
 
 
 def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
@@ -314,10 +298,10 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(min(_compare_allocators(int(arguments[1])), 1))
     elif arguments:
         capability = int(arguments[0])
-        json.dump(_compile(capability, _launches(capability)), sys.stdout)
+        json.dump(_compile(capability), sys.stdout)
     else:
         found = [resources(capability) for capability in CAPABILITIES]
-        print(_table("| kernel | operands | warps", found, lambda row: f"{row.registers}, {row.shared / 1024:.1f}"))
+        print(_table(found, lambda row: f"{row.registers}, {row.shared / 1024:.1f}"))
         spills = [row for rows in found for row in rows if row.spilled]
         print(f"\nversions: {sum(map(len, found))}, with spilled registers: {len(spills)}", *spills, sep="\n")
         for capability, rows in zip(CAPABILITIES, found):

@@ -14,19 +14,12 @@ _COMMAND = re.compile(r"((?:\.venv/bin/)?python3? [^|#']+|npm (?:--prefix \S+ )?
 
 
 class Block(NamedTuple):
-    """Code block of a page.
+    """Code block of a page."""
 
-    Attributes:
-        page: Name of the page.
-        line: Number of its first line.
-        language: Language that the page states; "" for an indented block.
-        text: Code, without the indentation of the block.
-    """
-
-    page: str
-    line: int
-    language: str
-    text: str
+    page: str  # name of the page
+    line: int  # number of its first line
+    language: str  # as the page states; "" for an indented block
+    text: str  # without the indentation of the block
 
 
 def blocks(path: Path) -> list[Block]:

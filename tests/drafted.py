@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Recipe, Sampling, Target
 from adt_core.engine.request import Request
 from adt_core.policies import PLAIN, CostProfile
-from tests.tiny import layer_tensors
+from tests.tiny import chameleon_config, layer_tensors, save_checkpoint
 
 METHODS = {
     "eagle2": ("network", dict(method="eagle2", depth=4, width=3, drafts=12)),
@@ -32,7 +30,6 @@ METHODS = {
 
 def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
     """Write an EAGLE drafter with random weights and the embedding of ``target``. Return its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     c = target.decoder.config
     generator = torch.Generator().manual_seed(seed)
     h = c.hidden_size
@@ -42,31 +39,12 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
         "fc.bias": torch.zeros(h),
     }
     tensors |= layer_tensors(generator, "layers.0", h, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim)
-    save_file(
-        {
-            name: value.contiguous()
-            for name, value in tensors.items()
-            if c.qk_norm or "_norm." not in name or "self_attn" not in name
-        },
-        folder / "model.safetensors",
+    if not c.qk_norm:
+        tensors = {name: value for name, value in tensors.items() if "_norm." not in name or "self_attn" not in name}
+    sizes = c.vocab_size, h, c.intermediate_size, 1, c.num_heads, c.num_kv_heads, c.max_positions
+    return save_checkpoint(
+        folder, chameleon_config(*sizes) | {"rms_norm_eps": c.rms_norm_eps, "rope_theta": c.rope_theta}, tensors
     )
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "vocab_size": c.vocab_size,
-                "hidden_size": h,
-                "intermediate_size": c.intermediate_size,
-                "num_hidden_layers": 1,
-                "num_attention_heads": c.num_heads,
-                "num_key_value_heads": c.num_kv_heads,
-                "rms_norm_eps": c.rms_norm_eps,
-                "rope_theta": c.rope_theta,
-                "max_position_embeddings": c.max_positions,
-            }
-        ),
-        encoding="utf-8",
-    )
-    return folder
 
 
 def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0, images: int = 1) -> CostProfile:

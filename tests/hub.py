@@ -34,45 +34,25 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 class Hub:
-    """Server of repositories.
-
-    Attributes:
-        repositories: "owner/name" -> path -> content.
-        private: Repositories that need a token.
-        gated: Repositories whose terms the user must accept. They need a token, too.
-        token: Token that grants access to private and gated repositories.
-        cut: Path -> number of bytes after which the connection breaks.
-        cuts: Path -> number of further downloads of this file whose connection breaks.
-        damaged: Paths whose content does not match the published hash.
-        rate: Maximum bytes per second of each connection; None means no limit.
-        stalled: Event or None. While this event is not set, the server stops sending a large file after half of its
-            bytes.
-        requests: (method, path) of every request.
-        sent: Path -> number of content bytes that the server has sent.
-        starts: Path -> first byte that the latest request asked for.
-        commit: Commit of the repositories that are not in `commits`.
-        commits: Repository -> its only commit.
-        now: Number of large files that are being sent.
-        odd: End of a URL path -> function that answers requests for it; see tests/odd_answers.py.
-    """
+    """Server of repositories. Paths and numbers of bytes are those of files."""
 
     def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.private: set[str] = set()
-        self.gated: set[str] = set()
+        self.repositories: dict[str, dict[str, bytes]] = {}  # "owner/name" -> path -> content
+        self.private: set[str] = set()  # repositories that need a token
+        self.gated: set[str] = set()  # repositories that need a token, and whose terms the user must accept
         self.token = "hf_secret"
-        self.cut: dict[str, int] = {}
-        self.cuts: Counter[str] = Counter()
-        self.damaged: set[str] = set()
-        self.rate: float | None = None
-        self.stalled: threading.Event | None = None
-        self.requests: list[tuple[str, str]] = []
-        self.sent: Counter[str] = Counter()
-        self.starts: dict[str, int] = {}
-        self.now = 0
-        self.commit = COMMIT
-        self.commits: dict[str, str] = {}
-        self.odd: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
+        self.cut: dict[str, int] = {}  # path -> number of bytes after which the connection breaks
+        self.cuts: Counter[str] = Counter()  # path -> number of further downloads whose connection breaks
+        self.damaged: set[str] = set()  # paths whose content does not match the published hash
+        self.rate: float | None = None  # maximum bytes per second of each connection; None means no limit
+        self.stalled: threading.Event | None = None  # large files stop after half of their bytes until it is set
+        self.requests: list[tuple[str, str]] = []  # (method, path) of every request
+        self.sent: Counter[str] = Counter()  # path -> number of content bytes that the server has sent
+        self.starts: dict[str, int] = {}  # path -> first byte that the latest request asked for
+        self.now = 0  # number of large files that are being sent
+        self.commit = COMMIT  # of the repositories that are not in `commits`
+        self.commits: dict[str, str] = {}  # repository -> its only commit
+        self.odd: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}  # end of a URL path -> tests/odd_answers.py
         self.lock = threading.Lock()
 
     def __enter__(self) -> Hub:

@@ -21,12 +21,10 @@ def write_clip(folder: Path) -> Path:
         torch.manual_seed(0)
         CLIPModel(config).save_pretrained(folder)
     tokens = ["<|startoftext|>", "<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    (folder / "vocab.json").write_text(
-        json.dumps({token: number for number, token in enumerate(tokens)}), encoding="utf-8"
-    )
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    CLIPProcessor(
-        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}), tokenizer
-    ).save_pretrained(folder)
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPProcessor(images, tokenizer).save_pretrained(folder)
     return folder

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from adt_core.models.load import FAMILIES, published
 from adt_core.models.repositories import Published
+from benchmarks.tables import table
 
 
 def models_table() -> str:
     """Return the table of models in Markdown."""
     head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8 / int4")
-    return _table(head, map(_row, published()))
+    return table(head, map(_row, published()))
 
 
 def _row(row: Published) -> tuple[str, ...]:
@@ -34,9 +33,4 @@ def sampling_table() -> str:
         own = family.sampling
         values = (own.guidance_scale, own.temperature, own.top_k, own.top_p, own.suffix, own.source)
         rows.append((family.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in values)))
-    return _table(head, rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    return table(head, rows)

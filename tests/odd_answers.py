@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
-MOST = 30_000_000
-"""Maximum number of bytes that an endless answer sends."""
+MOST = 30_000_000  # maximum number of bytes that an endless answer sends
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, product
 
-Choice = tuple[str, str]
-"""(axis, one of its values)"""
+Choice = tuple[str, str]  # (axis, one of its values)
 
 
 def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:

@@ -34,11 +34,7 @@ class DownloadCancelled(BaseException):
 
 
 class Downloads:
-    """Downloads to a folder of models.
-
-    Attributes:
-        home: The folder.
-    """
+    """Downloads to a folder of models."""
 
     def __init__(self, home: Path):
         self.home = home

@@ -32,17 +32,16 @@ Processor time is measured because wall-clock time depends on other processes of
 STRICT = "ADT_TREE_STRICT_LIMIT"
 """Environment variable that lets a test above the limit fail. CI sets it, where the speed of the machine is known."""
 CALIBRATION_STEPS = 100_000
-"""Number of steps of the work that measures the speed of the machine."""
 REFERENCE_SECONDS = 0.004
-"""Processor time of :func:`_calibration` on the reference machine (one core of an AMD EPYC, Python 3.11)."""
+"""Steps of the work that measures the speed of the machine, and their processor time on the reference machine (one core
+of an AMD EPYC, Python 3.11)."""
 TOO_LONG = "s of processor time"
 """Words in the error of a test that exceeds the limit. Such a test runs once more, because processor time varies by
 half on a shared machine."""
 ALLOWED = "s allowed on this machine"
 """Name of the limit of a slow test, in seconds, among the properties of its report."""
 SLOW = "slower than the limit (WARNING above)"
-EXAMPLES = {"default": 10, "all": 60}
-"""Number of examples of each hypothesis test, by tier."""
+EXAMPLES = {"default": 10, "all": 60}  # number of examples of each hypothesis test, by tier
 OTHERS = "long tests not run: python3 dev.py test --all"
 WITH_CHILDREN = ("workflow", "browser")
 """Folders whose tests use a process that continues after the test: a server or a browser."""

@@ -42,7 +42,6 @@ def write_tiny_checkpoint(
 
     The logits are multiplied by ``scale``, so a larger scale sharpens the distributions.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     vocabulary = build_vocabulary(tokenizer.get_vocab(), codes)
     config = chameleon_config(len(vocabulary), hidden, intermediate, layers, heads, kv_heads or heads, max_positions)
@@ -59,7 +58,7 @@ def write_tiny_checkpoint(
         torch.manual_seed(seed)
         codec = VQModel(vq_config(config["vq_config"], folder))
     tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
-    _save(folder, config, tensors)
+    save_checkpoint(folder, config, tensors)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -109,7 +108,6 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
     """
     from safetensors.torch import load_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     width = hidden or config["hidden_size"]
     generator = torch.Generator().manual_seed(seed)
@@ -122,19 +120,16 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
         "fc.bias": 0.1 * _normal(generator, width),
     }
     config |= {"hidden_size": width, "num_hidden_layers": 1}
-    tensors |= _layers(generator, "layers", config)
-    _save(folder, config, tensors)
-    return folder
+    return save_checkpoint(folder, config, tensors | _layers(generator, "layers", config))
 
 
-def _save(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a checkpoint in one file and its config.json."""
-    save_file(
-        {name: value.contiguous() for name, value in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+def save_checkpoint(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write a checkpoint in one file and its config.json, and return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.Tensor]:

@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import time
 from datetime import date
 from pathlib import Path
@@ -36,17 +35,14 @@ import torch
 from adt_core.files import write
 from adt_core.models.cpu import processor
 
-from ..auto import empty_profile_cache
-from . import generate, methods, others
-from .parts import FigurePart
+from ..harness import ROOT, empty_profile_cache, git
+from . import FigurePart, generate, methods, others
 
-ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
 _MODULES = (generate, methods, others)
 PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
-DIGITS = 6
-"""Number of significant digits of a stored float."""
+DIGITS = 6  # number of significant digits of a stored float
 
 
 def pages() -> list[Path]:
@@ -66,11 +62,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return float(f"{float(value):.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def git(*arguments: str) -> str:
-    """Return the output of git in this checkout; "" if it fails."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.rstrip()
 
 
 def uncommitted() -> list[str]:
@@ -168,22 +159,16 @@ def main() -> None:
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     figures = load_figures()
-    is_dry = (
-        not args.write
-        and not args.force
-        and any((args.count or least) < least for least in (PARTS[name].count for name in names))
-    )
-    if not (is_dry or args.write or args.force) and (changed := uncommitted()):
+    is_checked = not args.write and not args.force
+    is_dry = is_checked and args.count is not None and any(args.count < PARTS[name].count for name in names)
+    if is_checked and not is_dry and (changed := uncommitted()):
         parser.error(f"{changed[0]} has changes without a commit; commit them, or measure with --force or less --count")
     if not args.write:
         measure_parts(names, args.count, figures, is_stored=not is_dry)
     if is_dry:
         texts = render({name: figures[name] for name in names})
-        print(
-            *texts.values(),
-            "No file was changed, because of the small --count; --force stores the figures.",
-            sep="\n\n",
-        )
+        unchanged = "No file was changed, because of the small --count; --force stores the figures."
+        print(*texts.values(), unchanged, sep="\n\n")
     else:
         update_documents(render(figures))
 

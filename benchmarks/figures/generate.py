@@ -12,11 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    ChameleonForConditionalGeneration,
-    DynamicCache,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import ChameleonForConditionalGeneration, DynamicCache, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Pipeline, Sampling, Target
 from adt_core.lab.presets import PRESETS
@@ -28,7 +24,7 @@ from adt_core.settings import BUNDLED
 from ..gpu.device import seconds_of
 from ..harness import SAMPLING, bundled, captions, comparison
 from ..tables import estimate, table
-from .parts import FigurePart
+from . import FigurePart
 
 FIRST_CAPTION = 3700  # number of the first held-out caption of this part
 TRANSFORMERS = "transformers"
@@ -51,20 +47,15 @@ def chameleon() -> ChameleonForConditionalGeneration:
 
 @torch.inference_mode()
 def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
-    """Generate an image with transformers' ``generate``.
+    """Generate an image with transformers' ``generate``, and return the codes [T] of its T tokens.
 
     Args:
         model: The bundled model as :func:`chameleon` loads it.
         target: The same model in this engine, which encodes the prompt.
-
-    Returns:
-        Codes [T] of the T tokens of the image.
     """
     ids = target.encode_prompt(prompt)
     unconditional = torch.tensor([target.unconditional(ids)])
-    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(
-        sampling.guidance_scale, model, unconditional_ids=unconditional
-    )
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance_scale, model, unconditional)
     first_code = target.decoder.image_ids[0]  # the ids of the codes are consecutive
     allowed = target.decoder.image_ids.tolist()
     torch.manual_seed(sampling.seed)

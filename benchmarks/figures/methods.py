@@ -11,7 +11,7 @@ from adt_core.run import race
 
 from ..harness import BUNDLED, captions, compared
 from ..tables import estimate, table
-from .parts import FigurePart
+from . import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
 FIXED = {
@@ -73,6 +73,4 @@ def tables_of_methods(data: dict) -> dict[str, str]:
     }
 
 
-PARTS = {
-    "methods": FigurePart(8, measure_methods, tables_of_methods),
-}
+PARTS = {"methods": FigurePart(8, measure_methods, tables_of_methods)}

@@ -15,7 +15,7 @@ from adt_core.run import race
 from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, captions
 from ..tables import estimate, table
-from .parts import FigurePart
+from . import FigurePart
 
 SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
 
@@ -78,22 +78,12 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
     without it.
     """
     columns = ["method", "exact", "seconds per image", "speed-up over plain", "seconds, on / off", "identical"]
-    rows = [
-        [
-            line["method"],
-            line["exact"],
-            line["seconds"],
-            estimate(line["times"]),
-            estimate(line["cost"]),
-            line["same"],
-        ]
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        intervals = estimate(line["times"]), estimate(line["cost"])
+        rows.append((line["method"], line["exact"], line["seconds"], *intervals, line["same"]))
     costs = [line["cost"][0] for line in lines if line["cost"]]
     return {"half": table(columns, rows), "exact": f"{min(costs):.2f} to {max(costs):.2f}"}
 
 
-PARTS = {
-    "auto": FigurePart(8, measure_auto, tables_of_auto),
-    "half": FigurePart(8, measure_half, tables_of_half),
-}
+PARTS = {"auto": FigurePart(8, measure_auto, tables_of_auto), "half": FigurePart(8, measure_half, tables_of_half)}

@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from adt_core.cache_folder import VARIABLE as CACHE
 from adt_core.files import write, write_json
 from adt_core.kernels.choice import VARIABLE as KERNELS
 
+from ..harness import ROOT, git
 from .report import markdown
 from .smoke import healthy_operations
 
@@ -46,7 +48,7 @@ SMOKE = "smoke"
 PARTS = {
     "device": ("benchmarks.gpu.device", 20),
     SMOKE: ("benchmarks.gpu.smoke", 70),
-    "precision": ("benchmarks.gpu.precision", 60),
+    "precision": ("benchmarks.gpu.tokens:half", 60),
     "bits": ("benchmarks.gpu.kernels:bits", 60),
     "rounds": ("benchmarks.gpu.kernels:rounds", 90),
     "times": ("benchmarks.gpu.kernels:times", 150),
@@ -57,11 +59,10 @@ PARTS = {
     "images": ("benchmarks.gpu.images", 150),
     "batches": ("benchmarks.gpu.batches", 150),
     "memory": ("benchmarks.gpu.memory", 80),
-    "other precision": ("benchmarks.gpu.precision:other_cases", 90),
+    "other precision": ("benchmarks.gpu.tokens:other_half", 90),
 }
 """Parts in the order in which they run: name -> module and time limit in seconds. The function `cases` of the module
 returns the cases, or the function whose name follows a colon."""
-ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
 """Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it. If less time is
 left, the part is left out."""
@@ -98,16 +99,9 @@ def run_worker(
     silence_end = time.monotonic() + silence
     size = -1
     with log.open("ab") as output:
+        streams = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
         environment = {**os.environ, **variables}
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
         while (now := time.monotonic()) < min(end, silence_end):
             try:
                 return process.wait(min(1.0, end - now))
@@ -118,10 +112,8 @@ def run_worker(
                     silence_end = time.monotonic() + silence
                     on_output()
         _kill(process)
-        try:
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver can't be killed
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass  # a process that hangs in the driver can't be killed; continue without waiting
         return None
 
 
@@ -163,7 +155,6 @@ def run_part(
 
     Args:
         module: Module of the part, with the function that returns the cases, as in :data:`PARTS`.
-        rehearse: Whether to use small random models.
         on_results: Function to call with all results of the part so far, whenever there are new results.
 
     Returns:
@@ -217,15 +208,6 @@ def _results(entries: list[dict], crashes: list[dict]) -> dict:
     }
 
 
-def commit() -> str | None:
-    """Return the commit of this checkout, or None outside a git repository."""
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
-
-
 def measure(
     minutes: float, output: Path, rehearse: bool, only: Sequence[str] | None = None, spent: float = 0.0
 ) -> dict:
@@ -233,7 +215,6 @@ def measure(
 
     Args:
         minutes: Time limit of the complete run in minutes.
-        rehearse: Whether to use small random models.
         only: Names of the parts to run, in this order. None runs all parts.
         spent: Seconds of the time limit that are over already.
 
@@ -244,7 +225,7 @@ def measure(
     results: dict = {
         "rehearsal": rehearse,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": git("rev-parse", "HEAD") or None,
         "minutes": minutes,
         "parts": {},
     }

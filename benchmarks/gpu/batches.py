@@ -11,57 +11,38 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-import torch
 
-from adt_core import AdtError, Decoding, Pipeline
+from adt_core import AdtError, Pipeline
 from adt_core.policies import PLAIN
 
 from ..harness import captions
-from .device import Case, measure_interleaved, seconds_of, spread, the_device
-from .models import (
-    ADT_TREE,
-    MERGED,
-    TITLES,
-    WINDOW,
-    pipeline_of,
-    trained,
-)
+from .device import Case, measure_interleaved, seconds_of, spread, usual_dtype
+from .models import ADT_TREE, MERGED, TITLES, WINDOW, pipeline_of, trained
 
 SIZES = (1, 8, 32, 64)
 METHODS = (PLAIN, ADT_TREE, WINDOW, MERGED)
 FIRST_CAPTION = 3300  # number of the first held-out caption of this part
 
 
-def _dtype() -> torch.dtype:
-    return torch.bfloat16 if the_device().type == "cuda" else torch.float32
-
-
-def check_batch_size(decoding: Decoding, size: int) -> None:
-    """Check that the engine decodes as many images at the same time as requested.
+def decode_batch(pipeline: Pipeline, size: int) -> float:
+    """Decode a batch of held-out captions, and return the seconds.
 
     Raises:
         AdtError: If the engine has reduced the batch size for lack of memory.
     """
+    decoding = pipeline.decoding(captions(FIRST_CAPTION, size), list(range(size)))
+    seconds = seconds_of(decoding.run)
     if decoding.batch_size < size:
         raise AdtError(f"memory ran out; the engine reduced the batch size from {size} to {decoding.batch_size}")
-
-
-def decode_batch(pipeline: Pipeline, size: int) -> tuple[float, float]:
-    """Decode a batch of held-out captions. Return the seconds, and the mean tokens per round and image."""
-    decoding = pipeline.decoding(captions(FIRST_CAPTION, size), list(range(size)))
-    seconds = seconds_of(lambda: decoding.run())
-    check_batch_size(decoding, size)
-    return seconds, decoding.trace.report()["tau"]
+    return seconds
 
 
 def _bundled(size: int, rehearse: bool) -> Iterator[dict]:
-    target, network = trained(_dtype(), rehearse)
+    target, network = trained(usual_dtype(), rehearse)
     pipelines = {method: pipeline_of(target, network, method) for method in METHODS}
     for pipeline in pipelines.values():
         decode_batch(pipeline, size)  # warm-up
-    calls = {
-        method: lambda pipeline=pipeline: decode_batch(pipeline, size)[0] for method, pipeline in pipelines.items()
-    }
+    calls = {method: partial(decode_batch, pipeline, size) for method, pipeline in pipelines.items()}
     repeats = 5 if size == 1 else 3
     times, failed = measure_interleaved(calls, 1 if rehearse else repeats)
     for method, seconds in times.items():

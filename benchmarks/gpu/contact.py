@@ -22,10 +22,12 @@ from unittest import mock
 
 import torch
 
+from adt_core.cache_folder import VARIABLE
 from adt_core.engine import pool
 from adt_core.models import batch_invariance
 from adt_core.policies import PLAIN
 
+from ..harness import empty_profile_cache
 from . import device
 from .device import Case, seconds_of, spread, the_device
 from .models import (
@@ -55,14 +57,11 @@ def _timed(calls: dict, rehearse: bool) -> dict[str, dict[str, float]]:
     return {name: spread(values[1:], 1000) for name, values in times.items()}
 
 
-def _options() -> dict:
-    return {"dtype": torch.bfloat16, "device": the_device()}
-
-
 def _products(rehearse: bool) -> Iterator[dict]:
     config = shape_of(SEVEN_B, rehearse).config
-    x = torch.randn(max(ROWS), config.hidden_size, **_options())
-    weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, **_options())
+    with torch.device(the_device()):
+        x = torch.randn(max(ROWS), config.hidden_size, dtype=torch.bfloat16)
+        weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, dtype=torch.bfloat16)
     layouts = {"[in, out]": weight, "[out, in]": weight.t().contiguous().t()}
     for layout, stored in layouts.items():
         tile = x[:64] @ stored
@@ -81,10 +80,9 @@ def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
 
 
 def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
-    shape = shape_of(SEVEN_B, rehearse)
-    target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
-    pipeline = pipeline_of(target, random_network(target), "auto", guidance_scale=shape.guidance_scale)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
+    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
+    pipeline = pipeline_of(target, random_network(target), "auto")
+    with empty_profile_cache():
         for number in (1, 2, 3):
             decoding = pipeline.decoding([PROMPTS[0]])
             seconds = seconds_of(partial(decode_rounds, decoding))
@@ -127,13 +125,10 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
 
 
 def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
-    """Run the doctor command in a new process and return its output.
-
-    A new process is needed, because PyTorch selects its memory allocator only once per process.
-    """
+    """Run the doctor command in a new process, because PyTorch selects its memory allocator only once per process."""
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", VARIABLE: folder}
         started = time.perf_counter()
         result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     page = result.stdout.rpartition("```\n")[0].rpartition("```\n")[2] or (result.stdout + result.stderr)[-500:]

@@ -15,15 +15,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from adt_core.engine.graphs import VARIABLE as GRAPHS
 from adt_core.run.race import by_tasks
 from adt_core.version import VERSION
 
@@ -31,12 +33,8 @@ Case = tuple[str, Callable[[], Iterable[dict]]]
 """Name of a case, and function that yields the rows of the case.
 
 A part of the benchmark is a list of cases. If one case fails, the others still run."""
-GRAPHS = "ADT_TREE_GRAPHS"
-"""Name of an environment variable. If its value is "0", the engine launches kernels one by one, without CUDA graphs."""
-EAGER = "eager"
-"""Launch mode without CUDA graphs."""
-CAPTURED = "captured"
-"""Launch mode with CUDA graphs."""
+EAGER = "eager"  # launch mode without CUDA graphs
+CAPTURED = "captured"  # launch mode with CUDA graphs
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 
@@ -44,6 +42,11 @@ _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 def the_device() -> torch.device:
     """Return the device to measure: CUDA if it is available, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def usual_dtype() -> torch.dtype:
+    """Return the dtype in which the bundled model is measured on this device."""
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
 
 
 def modes() -> tuple[str, ...]:
@@ -114,35 +117,38 @@ def measure_interleaved(
 
 
 class Activity(NamedTuple):
-    """Work of the GPU during a call.
+    """Work of the GPU during a call."""
 
-    Attributes:
-        kernels: Number of kernels and copies that ran.
-        launches: Number of host calls that launched kernels or copies.
-        busy: Time in seconds during which at least one kernel or copy ran.
-        names: Total time in seconds of each kernel, by name.
-    """
-
-    kernels: int
-    launches: int
-    busy: float
-    names: dict[str, float]
+    kernels: int  # number of kernels and copies that ran
+    launches: int  # number of host calls that launched kernels or copies
+    busy: float  # time in seconds during which at least one kernel or copy ran
 
 
 def activity(events: Iterable[dict]) -> Activity:
     """Summarise the events of a profiler trace. Time in which several kernels run counts only once as busy time."""
     events = [event for event in events if event.get("ph") == "X"]
-    kernels = sorted((float(e["ts"]), float(e["dur"]), e["name"]) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
+    kernels = sorted((float(e["ts"]), float(e["dur"])) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
     calls = [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
     busy = 0.0
     end = -np.inf
-    names: dict[str, float] = {}
-    for start, duration, name in kernels:
+    for start, duration in kernels:
         busy += max(0.0, start + duration - max(start, end))
         end = max(end, start + duration)
-        names[name] = names.get(name, 0.0) + duration / 1e6
     launches = sum(any(part in call for part in _LAUNCH_CALLS) for call in calls)
-    return Activity(len(kernels), launches, busy / 1e6, names)
+    return Activity(len(kernels), launches, busy / 1e6)
+
+
+def columns_of(activity: Activity | None, seconds: float) -> dict[str, float | None]:
+    """Return the columns of a table with the work of the GPU in a call; None is not known.
+
+    Args:
+        seconds: Time of the call without the profiler.
+    """
+    return {
+        "kernels": activity and activity.kernels,
+        "launches": activity and activity.launches,
+        "idle": activity and max(0.0, 1 - activity.busy / seconds),
+    }
 
 
 def profiled(call: Callable[[], object]) -> Activity | None:
@@ -178,22 +184,13 @@ def capture(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _call: object) -> None:
-    """Replay a graph.
-
-    The unused argument keeps a reference to the captured call, so that the memory that the graph reads stays allocated.
-    """
+    """Replay a graph. The unused argument keeps the memory that the graph reads allocated."""
     graph.replay()
 
 
-@contextmanager
-def launch_mode(mode: str) -> Iterator[None]:
+def launch_mode(mode: str) -> AbstractContextManager:
     """Set the launch mode of the engine during the block. `mode` is `EAGER` or `CAPTURED`."""
-    before = os.environ.get(GRAPHS)
-    os.environ[GRAPHS] = "0" if mode == EAGER else "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(GRAPHS) if before is None else os.environ.update({GRAPHS: before})
+    return mock.patch.dict(os.environ, {GRAPHS: "0" if mode == EAGER else "1"})
 
 
 # ---- memory -----------------------------------------------------------------------------------------
@@ -231,7 +228,7 @@ def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
         Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".
     """
     device = the_device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = usual_dtype()
     columns = 8192
     width = torch.empty((), dtype=dtype).element_size()
     matrix = torch.ones(max(1, size // (columns * width)), columns, dtype=dtype, device=device)

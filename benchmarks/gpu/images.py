@@ -30,7 +30,7 @@ from adt_core.policies import PLAIN
 
 from ..harness import captions
 from . import device
-from .device import Case, modes, seconds_of, spread, the_device
+from .device import Case, modes, seconds_of, spread, usual_dtype
 from .models import (
     ADT_TREE,
     MERGED,
@@ -58,21 +58,13 @@ TRANSFORMERS = "transformers"
 
 
 class TreeCase(NamedTuple):
-    """Method, its tokens per round, and the trees to time for it.
-
-    Attributes:
-        title: Title of the method.
-        method: Name of the method, a key of `TITLES`.
-        source: Source of tau, such as "bundled model" or "paper".
-        tau: Mean number of tokens per round.
-        tree: Depth, width and number of drafts of the timed trees. None times the method's own trees.
-    """
+    """Method, its tokens per round, and the trees to time for it."""
 
     title: str
-    method: str
-    source: str
+    method: str  # key of `TITLES`
+    source: str  # of tau, such as "bundled model" or "paper"
     tau: float
-    tree: tuple[int, int, int] | None = None
+    tree: tuple[int, int, int] | None = None  # depth, width and number of drafts; None times the method's own trees
 
 
 PAPER = (
@@ -88,12 +80,10 @@ Widths and numbers of drafts are from the paper's public code."""
 @cache
 def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     """Measure the tokens per round of each method, with the bundled model on this device."""
-    dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
     for method in (PLAIN, ADT_TREE, WINDOW, MERGED):
-        decoding = pipeline_of(*trained(dtype, rehearse), method).decoding(
-            captions(FIRST_CAPTION, 1 if rehearse else 4)
-        )
+        pipeline = pipeline_of(*trained(usual_dtype(), rehearse), method)
+        decoding = pipeline.decoding(captions(FIRST_CAPTION, 1 if rehearse else 4))
         decode_rounds(decoding)
         report = decoding.trace.report()
         tree = None
@@ -103,11 +93,11 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     return tuple(found)
 
 
-def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
+def _pipeline(trace: TreeCase, target: Target, network: Drafter) -> Pipeline:
     """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_pipeline(target, network, *trace.tree, guidance_scale=guidance)
-    return pipeline_of(target, network, trace.method, guidance_scale=guidance)
+        return tree_pipeline(target, network, *trace.tree)
+    return pipeline_of(target, network, trace.method)
 
 
 def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
@@ -135,18 +125,16 @@ def _prefill_seconds(pipeline: Pipeline) -> float:
 
 def _other_engines(shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
     """Return plain decoding by transformers with each cache that works, and the errors of the others."""
-    makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
     failed: dict[str, str] = {}
     try:
         model = transformers_model(shape)
-        for kind in ("dynamic", "static"):
-            makers[f"{TRANSFORMERS}, {kind} cache"] = partial(transformers_step, model, shape, length, kind)
     except Exception as error:  # an incompatible version of transformers
-        failed[TRANSFORMERS] = device.describe_error(error)
-    for engine, make in makers.items():
+        return {}, {TRANSFORMERS: device.describe_error(error)}
+    for kind in ("dynamic", "static"):
+        engine = f"{TRANSFORMERS}, {kind} cache"
         try:
-            steps[engine] = make()
+            steps[engine] = transformers_step(model, shape, length, kind)
             steps[engine].step()  # warm-up
         except Exception as error:
             failed[engine] = device.describe_error(error)
@@ -162,9 +150,7 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     length = target.length
     short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
-    pipelines = {
-        f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance_scale) for trace in chosen
-    }
+    pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network) for trace in chosen}
     streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
     others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}

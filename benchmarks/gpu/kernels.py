@@ -22,33 +22,31 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from adt_core import Pipeline, Target, load_target
+from adt_core import Pipeline, Target
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
 from adt_core.kernels.linear import TESTED_ROWS
 from adt_core.policies import PLAIN
 
 from . import device
-from .device import Activity, Case, spread, the_device
-from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of
+from .device import Case, spread, the_device
+from .models import MERGED, SEVEN_B, TITLES, Stream, pipeline_of, random_network, random_target, shape_of, trained
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
 QUANTISED = ("int8", "int4", "fp8")
-METHODS = (PLAIN, MERGED)
-"""Methods whose rounds are timed: without drafts, and with 24 drafts."""
+METHODS = (PLAIN, MERGED)  # methods whose rounds are timed: without drafts, and with 24 drafts
 BLOCKS = (False, True, True, False)
 """Whether Triton kernels are on, for each block of rounds. The order cancels a steady change of the clock rate."""
-NODES = (1, 25, 64)
-"""Numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree."""
+NODES = (1, 25, 64)  # numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree
 ROUNDS = "Rounds"
 BITS = "Bits"
 DIFFERING = "differing in all"
-REPEATS = 5
-"""Number of measurements of an operation."""
+REPEATS = 5  # number of measurements of an operation
 
 
 # ---- operations -----------------------------------------------------------------------------------
@@ -78,13 +76,13 @@ def _milliseconds(functions: Sequence[Callable[[], object]]) -> list[float]:
 def _times(operation: Operation, nodes: int, rehearse: bool) -> dict:
     """Return the columns with the times of an operation, for a forward pass of `nodes` nodes."""
     with kernels(True):
-        calls = operation.calls(nodes)
-        kernel = _prepared(calls.kernel)
+        kernel_calls, reference_calls = operation.calls(nodes)
+        kernel = _prepared(kernel_calls)
     with kernels(False):
-        reference = _prepared(calls.reference)
+        reference = _prepared(reference_calls)
     repeats = 1 if rehearse else REPEATS
     samples = [_milliseconds([kernel, reference]) for _ in range(repeats)]
-    times = [[1000 * value / len(calls.kernel) for value in values] for values in zip(*samples)]
+    times = [[1000 * value / len(kernel_calls) for value in values] for values in zip(*samples)]
     speedup = statistics.median(times[1]) / statistics.median(times[0])
     columns = {"Triton, µs": spread(times[0]), "PyTorch, µs": spread(times[1]), "times as fast": speedup}
     return {"rows": GUIDED * nodes} | columns
@@ -117,11 +115,9 @@ def _verdict(operation: Operation) -> Verdict | None:
 
 def _target(name: str, weights: str | None, rehearse: bool) -> Target:
     """Return the bundled model with its trained weights, or a model with random weights."""
-    if name != BUNDLED:
-        return random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
-    if rehearse:
-        return random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
-    return load_target(BUNDLED, the_device(), torch.bfloat16, weights=weights)
+    if name == BUNDLED:
+        return trained(torch.bfloat16, rehearse, weights)[0]
+    return random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
 
 
 Measure = Callable[[Operation, dict, bool], Iterator[dict]]
@@ -162,80 +158,50 @@ def _operations(name: str, weights: str | None, measure: Measure, rehearse: bool
 # ---- rounds ---------------------------------------------------------------------------------------
 
 
-class _Rounds:
-    """Rounds of one method, with or without Triton kernels.
+class _Block(NamedTuple):
+    """Block of rounds of all methods, with or without Triton kernels."""
 
-    Attributes:
-        seconds: Time of each round in seconds.
-        activity: Mean activity of the device in a round, or None.
-        remark: Message of the check of the batch-invariant mode, or "".
-        graphs_off: Reason why CUDA graphs are off, or "".
-    """
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.activity: Activity | None = None
-        self.remark = ""
-        self.graphs_off = ""
-
-    def row(self, plain_seconds: float) -> dict:
-        """Return the columns of the table.
-
-        Args:
-            plain_seconds: Median time of the same rounds without Triton kernels, in seconds.
-        """
-        median = statistics.median(self.seconds)
-        activity = self.activity
-        return {
-            "ms": spread(self.seconds, 1000),
-            "times as fast": plain_seconds / median,
-            "kernels": activity and activity.kernels,
-            "launches": activity and activity.launches,
-            "idle": activity and max(0.0, 1 - activity.busy / median),
-            "exact mode": self.remark or "as usual",
-            "graphs": self.graphs_off or "as usual",
-        }
+    seconds: dict[str, list[float]]  # times of the rounds of each method
+    columns: dict[str, dict]  # columns of the table that describe the last rounds of each method
+    verdicts: list[Verdict]  # results of the trials
 
 
-Rounds = dict[tuple[bool, str], _Rounds]
-"""Rounds by two keys: whether Triton kernels are on, and the method."""
-
-
-def _decode_block(
-    target: Target, on: bool, pipelines: dict[str, Pipeline], rounds: Rounds, rehearse: bool
-) -> list[Verdict]:
-    """Decode a block of rounds of each method in turns, and return the verdicts of the trials."""
+def _decode_block(target: Target, on: bool, pipelines: dict[str, Pipeline], rehearse: bool) -> _Block:
+    """Decode a block of rounds in turns."""
     count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
+    seconds: dict[str, list[float]] = {name: [] for name in pipelines}
+    columns = {}
     with kernels(on):
         target.decoder.free_pool()  # its captured rounds contain the kernels of the block before
-        streams = {
-            method: Stream(pipeline, device.modes()[0], warm_up=warm_up) for method, pipeline in pipelines.items()
-        }
+        streams = {name: Stream(pipeline, device.modes()[0], warm_up=warm_up) for name, pipeline in pipelines.items()}
         for _ in range(count):
-            for method, stream in streams.items():
-                rounds[on, method].seconds.append(stream.seconds())
-        for method, stream in streams.items():
-            rounds[on, method].activity = stream.profiled(profiled)
-            rounds[on, method].remark = stream.decoding.invariance.remark
-            rounds[on, method].graphs_off = disabled_reason(target.decoder)
+            for name, stream in streams.items():
+                seconds[name].append(stream.seconds())
+        for name, stream in streams.items():
+            columns[name] = {
+                **device.columns_of(stream.profiled(profiled), statistics.median(seconds[name])),
+                "exact mode": stream.decoding.invariance.remark or "as usual",
+                "graphs": disabled_reason(target.decoder) or "as usual",
+            }
             stream.close()
-        return verdicts()
+        return _Block(seconds, columns, verdicts())
 
 
 def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
-    shape = shape_of(SEVEN_B, rehearse)
-    target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
+    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
     network = random_network(target)
-    pipelines = {
-        method: pipeline_of(target, network, method, guidance_scale=shape.guidance_scale) for method in METHODS
-    }
-    rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
-    chosen = [_decode_block(target, on, pipelines, rounds, rehearse) for on in BLOCKS]
+    pipelines = {method: pipeline_of(target, network, method) for method in METHODS}
+    blocks = [_decode_block(target, on, pipelines, rehearse) for on in BLOCKS]
     head = {"model": SEVEN_B, "weights": weights or "bf16"}
-    for (on, method), found in rounds.items():
-        row = {"table": ROUNDS} | head | {"round": TITLES[method], "Triton": "on" if on else "off"}
-        yield row | found.row(statistics.median(rounds[False, method].seconds))
-    for verdict in chosen[BLOCKS.index(True)]:
+    for method in METHODS:
+        seconds = {}
+        for on in (False, True):
+            own = [block for block, is_on in zip(blocks, BLOCKS) if is_on == on]
+            seconds[on] = [time for block in own for time in block.seconds[method]]
+            speedup = statistics.median(seconds[False]) / statistics.median(seconds[on])
+            row = {"table": ROUNDS, **head, "round": TITLES[method], "Triton": "on" if on else "off"}
+            yield row | {"ms": spread(seconds[on], 1000), "times as fast": speedup} | own[-1].columns[method]
+    for verdict in blocks[BLOCKS.index(True)].verdicts:
         row = {"table": "Choices in these rounds"} | head | {"operation": verdict.operation}
         yield row | {"operands": verdict.operands, "Triton is used": verdict.uses_kernel, "reason": verdict.reason}
 

@@ -36,17 +36,15 @@ GIB = 2**30
 METHODS = (PLAIN, MERGED)
 ROUNDS = 8
 SMALL_CARD = 12 * GIB
-TOO_SMALL = 4 * 2**20
-"""Memory limit in bytes. The weights of the bundled model are larger."""
+TOO_SMALL = 4 * 2**20  # memory limit in bytes, below the weights of the bundled model
 
 
 def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> dict[str, float | None]:
     """Decode a few rounds. Return the estimated memory and the peak memory in GiB."""
-    shape = shape_of(name, rehearse)
-    target = random_target(name, shape, torch.bfloat16, weights)
+    target = random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
     network = None if method == PLAIN else random_network(target)
     free_memory()
-    decoding = pipeline_of(target, network, method, guidance_scale=shape.guidance_scale).decoding(["A picture."])
+    decoding = pipeline_of(target, network, method).decoding(["A picture."])
     stored = all_bytes(target.decoder, target.codec, network)
     estimate = stored + decoding.memory_required()
     decode_rounds(decoding, 2 if rehearse else ROUNDS)

@@ -53,25 +53,14 @@ TITLES = {
 
 
 class ModelShape(NamedTuple):
-    """Shape of a published model.
-
-    Attributes:
-        config: Configuration of the decoder.
-        codes: Number of codes in the codebook.
-        grid: Number of rows and columns of image tokens.
-        row_end: Whether an end-of-row token follows each row.
-        prompt: Number of tokens in the conditional prompt.
-        guided: Number of tokens in the unconditional prompt.
-        guidance_scale: Scale of classifier-free guidance.
-    """
+    """Shape of a published model."""
 
     config: DecoderConfig
-    codes: int
-    grid: tuple[int, int]
-    row_end: bool = False
-    prompt: int = 24
-    guided: int = 2
-    guidance_scale: float = 3.0
+    codes: int  # in the codebook
+    grid: tuple[int, int]  # rows and columns of image tokens
+    row_end: bool = False  # whether an end-of-row token follows each row
+    prompt: int = 24  # number of tokens in the conditional prompt
+    guided: int = 2  # number of tokens in the unconditional prompt
 
     def small(self) -> ModelShape:
         """Return a small shape with the same features. A forward of this shape takes about a millisecond on a CPU."""
@@ -90,15 +79,15 @@ _JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm
 _EMU3 = DecoderConfig(184622, 4096, 14336, 32, 32, 8, 1e-5, 1e6, 9216, qk_norm=False)
 SHAPES = {
     "Anole-7B": ModelShape(_CHAMELEON, 8192, (32, 32)),
-    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance_scale=7.5),
-    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24, guidance_scale=5.0),
+    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120),
+    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24),
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
 """Shapes of published models, by name."""
-LONGEST_STEP = 32
-"""Estimated maximum number of tokens that a round decodes."""
+LONGEST_STEP = 32  # estimated maximum number of tokens that a round decodes
 SEVEN_B = "Anole-7B"
+GUIDANCE_SCALE = 3.0  # times do not depend on it
 
 
 def shape_of(name: str, rehearse: bool) -> ModelShape:
@@ -123,11 +112,12 @@ class _FixedLengthPrompter(Prompter):
 
 
 @torch.no_grad()
-def _randomise(network: nn.Module) -> None:
-    """Fill every parameter in place.
+def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
+    """Move a network from the device "meta", and fill every parameter.
 
     Norms become the identity. Matrices get random numbers, scaled so that output and input have the same variance.
     """
+    network.to_empty(device=device).requires_grad_(False).eval()
     torch.manual_seed(0)
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -139,11 +129,6 @@ def _randomise(network: nn.Module) -> None:
             else:
                 inputs = len(parameter) * (2 if parameter.dtype == QUANTISED["int4"] else 1)
                 store(parameter, scale, torch.randn(inputs, parameter.shape[1], device=scale.device) * inputs**-0.5)
-
-
-def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
-    network.to_empty(device=device).requires_grad_(False).eval()
-    _randomise(network)
 
 
 def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str | None = None) -> Target:
@@ -195,33 +180,32 @@ def all_bytes(*networks: nn.Module | None) -> int:
 
 
 @cache
-def bundled(dtype: torch.dtype, where: torch.device) -> tuple[Target, Drafter]:
-    """Load the bundled model and its drafter network."""
-    target = load_target("bundled", where, dtype)
+def trained(
+    dtype: torch.dtype, rehearse: bool, weights: str | None = None, where: torch.device | None = None
+) -> tuple[Target, Drafter]:
+    """Return the bundled model and its drafter network. In a rehearsal, return small random ones instead.
+
+    Args:
+        where: Device of the bundled model; None for the measured device.
+    """
+    if rehearse:
+        target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype, weights)
+        return target, random_network(target)
+    target = load_target("bundled", where or device.the_device(), dtype, weights=weights)
     return target, load_drafter("bundled", target)
 
 
-@cache
-def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
-    """Return the bundled model and its drafter on the device. In a rehearsal, return small random ones instead."""
-    if not rehearse:
-        return bundled(dtype, device.the_device())
-    target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype)
-    return target, random_network(target)
-
-
-def pipeline_of(target: Target, network: Drafter | None, method: str, **options: float) -> Pipeline:
-    """Return a pipeline with a method of `TITLES`.
+def pipeline_of(target: Target, network: Drafter | None, method: str) -> Pipeline:
+    """Return a pipeline with a method of `TITLES` and guidance.
 
     Args:
         network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
-        **options: Arguments of `Sampling`.
     """
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = drafters_by_name(network).get(preset.source) if preset.source else None
-    sampling = Sampling(**{"seed": 1, "guidance_scale": 3.0, **options})
+    sampling = Sampling(1, guidance_scale=GUIDANCE_SCALE)
     drafting = preset.drafting
     if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
         defaults = default_options(drafter, device.the_device().type, sampling.guided, method=ADT_TREE)
@@ -229,10 +213,10 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 
 
-def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
+def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int) -> Pipeline:
     """Return a pipeline in which the network drafts trees of a fixed shape."""
     tree = Drafting("eagle2", depth=depth, width=width, drafts=drafts)
-    pipeline = pipeline_of(target, network, ADT_TREE, **options)
+    pipeline = pipeline_of(target, network, ADT_TREE)
     return replace(pipeline, recipe=replace(pipeline.recipe, drafting=tree))
 
 
@@ -268,10 +252,6 @@ class Stream:
     Args:
         mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
         warm_up: Number of untimed rounds after each start.
-
-    Attributes:
-        decoding: The current decoding.
-        rounds: All timed rounds.
     """
 
     def __init__(self, pipeline: Pipeline, mode: str, images: int = 1, warm_up: int = 4):
@@ -279,7 +259,7 @@ class Stream:
         self._mode = mode
         self._images = images
         self._warm_up = warm_up
-        self.rounds: list[Round] = []
+        self.rounds: list[Round] = []  # all timed rounds
         self._open()
 
     def _open(self) -> None:
@@ -315,7 +295,7 @@ class Stream:
             total = device.profiled(lambda: [next(self._running, None) for _ in range(count)])
         if total is None:
             return None
-        return device.Activity(total.kernels // count, total.launches // count, total.busy / count, total.names)
+        return device.Activity(total.kernels // count, total.launches // count, total.busy / count)
 
     def close(self) -> None:
         """Free the caches."""
@@ -341,6 +321,6 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     def forward_of(size: int) -> Callable[[], Tensor]:
         step = rows.causal_metadata(roots, size)
         ids = rows.spread(decoder.image_ids[torch.arange(size, device=where) % target.num_codes][None])
-        return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
+        return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), GUIDANCE_SCALE))
 
     return {size: forward_of(size) for size in sizes}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -28,11 +28,9 @@ from adt_core.models.layers import MATRICES, Decoder, product
 from adt_core.models.rotary import Rotation, rope_tables
 from adt_core.runtime import new_runtime
 
-GUIDED = 2
-"""Rows of a node of a draft tree with guidance."""
+GUIDED = 2  # rows of a node of a draft tree with guidance
 MAX_ROWS = max(linear.TESTED_ROWS)
-COMMITTED = 512
-"""Number of committed tokens before the nodes: half of an image of 32 x 32 tokens."""
+COMMITTED = 512  # number of committed tokens before the nodes: half of an image of 32 x 32 tokens
 START = 100
 """Position of the first token whose query and key are rotated. Small enough for the small models of rehearsals."""
 
@@ -50,19 +48,10 @@ def kernels(on: bool) -> Iterator[None]:
         yield
 
 
-class Calls(NamedTuple):
-    """Functions that compute an operation, one for each layer of the model.
-
-    Each layer has its own weights, keys and values. So they are read from memory in each call, as in a forward pass,
-    and not from the cache of the device.
-
-    Attributes:
-        kernel: Launch the Triton kernel.
-        reference: Compute the same with PyTorch, as the engine does without Triton kernels.
-    """
-
-    kernel: list[Callable[[], object]]
-    reference: list[Callable[[], object]]
+Calls = tuple[list[Callable[[], object]], list[Callable[[], object]]]
+"""Functions that compute an operation, one for each layer of the model: with the Triton kernel, and with PyTorch as
+without kernels. Each layer has its own weights, keys and values. So they are read from memory in each call, as in a
+forward pass, and not from the cache of the device."""
 
 
 class Operation(ABC):
@@ -148,7 +137,7 @@ class Linear(Operation):
         rows = GUIDED * nodes
         x, plus = self._operands(range(rows))
         _, other_plus = self._operands(range(rows))  # the calls overwrite it
-        return Calls(
+        return (
             [partial(self._multiply, layer, x, plus, rows) for layer in range(len(self.weights))],
             [partial(product, x, weight, scale, other_plus, self.tile, rows) for weight, scale in self.weights],
         )
@@ -191,7 +180,7 @@ class Attend(Operation):
         caches = [shared.cache.clone() for _ in self.layers]
         for_kernel = self._for_kernel(shared)
         for_reference = shared.for_reference()
-        return Calls(
+        return (
             [partial(self._kernel, *for_kernel._replace(cache=cache)) for cache in caches],
             [partial(self._reference, *for_reference._replace(cache=cache)) for cache in caches],
         )
@@ -235,7 +224,7 @@ class NormRopeStore(Operation):
             [partial(run, tokens, projection, rotation, cache, positions) for projection in self.projections]
             for run, tokens, rotation in zip((self.kernel, norm_rope_store.reference), (qkv, qkv.clone()), rotations)
         ]
-        return Calls(*groups)
+        return groups[0], groups[1]
 
     def result(self, layer: int, rows: Sequence[int]) -> Tensor:
         qkv = self.qkv[list(rows)]
@@ -269,7 +258,7 @@ class Norm(Operation):
         x = pad_rows(self.x[:rows], self.tile)
         used = [None, rows] if self.has_kernel else []  # the reference computes all rows
         eps = self.config.rms_norm_eps
-        return Calls(
+        return (
             [partial(self.kernel, x, weight, eps, *used) for weight in self.weights],
             [partial(norm.reference, x, weight, eps) for weight in self.weights],
         )
@@ -296,7 +285,7 @@ class Gate(Operation):
         rows = GUIDED * nodes
         gate_up = pad_rows(self.gate_up[:rows], self.tile)
         used = [rows] * self.has_kernel  # the reference computes all rows
-        return Calls(
+        return (
             [partial(self.kernel, gate_up, self.config.activation, *used) for _ in self.layers],
             [partial(gate.reference, gate_up, self.config.activation) for _ in self.layers],
         )

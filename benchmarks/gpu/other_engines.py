@@ -9,19 +9,14 @@ import torch
 from torch import Tensor
 
 from .device import seconds_of, the_device
-from .models import ModelShape
+from .models import GUIDANCE_SCALE, ModelShape
 
 
 class Step(NamedTuple):
-    """Plain decoding by another engine.
+    """Plain decoding by another engine."""
 
-    Attributes:
-        step: Function that decodes one token.
-        prefill: Seconds for reading a prompt, from the faster of two calls.
-    """
-
-    step: Callable[[], object]
-    prefill: float
+    step: Callable[[], object]  # function that decodes one token
+    prefill: float  # seconds for reading a prompt, from the faster of two calls
 
 
 def transformers_model(shape: ModelShape):
@@ -67,20 +62,6 @@ def _cache(kind: str, model, length: int):
     return DynamicCache(config=model.config)
 
 
-def _sample(logits: Tensor, guidance: float) -> Tensor:
-    """Sample the next code with guidance.
-
-    Args:
-        logits: Logits [2, 1, codes]. The first row is conditional, the second unconditional.
-
-    Returns:
-        Sampled code [2, 1]. Both rows contain the same code.
-    """
-    conditional, unconditional = logits.float().chunk(2)
-    guided = unconditional + guidance * (conditional - unconditional)
-    return torch.multinomial(guided.softmax(-1)[0], 1).expand(2, 1)
-
-
 def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
     """Prepare plain decoding by transformers. The first step decodes the token in the middle of an image."""
     cache_length = shape.prompt + length + 1
@@ -90,7 +71,9 @@ def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
     @torch.inference_mode()
     def forward(ids: Tensor, cache) -> Tensor:
         features = model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[:, -1:]
-        return _sample(model.lm_head(features)[..., codes], shape.guidance_scale) + codes.start
+        conditional, unconditional = model.lm_head(features)[..., codes].float()
+        guided = torch.lerp(unconditional, conditional, GUIDANCE_SCALE)
+        return torch.multinomial(guided.softmax(-1), 1).expand(2, 1) + codes.start
 
     prompt = torch.ones(2, shape.prompt, dtype=torch.long, device=where)
     prefill = min(seconds_of(lambda: forward(prompt, _cache(kind, model, cache_length))) for _ in range(2))

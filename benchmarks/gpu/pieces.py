@@ -51,8 +51,7 @@ from .models import (
     with_quarter_grid,
 )
 
-Key = tuple[str, str]
-"""Name of a piece, and launch mode (`device.EAGER` or `device.CAPTURED`)."""
+Key = tuple[str, str]  # name of a piece, and launch mode (`device.EAGER` or `device.CAPTURED`)
 NODES = (1, 8, 32, 64)
 WIDTH = 8
 DEPTHS = (3, 6)
@@ -60,8 +59,7 @@ DRAFTS = 31
 """`WIDTH`, `DEPTHS` and `DRAFTS` define two trees with the same number of drafts and different depths.
 
 Comparing the two depths separates the time of a drafter level from the rest of a round."""
-LONGEST = 4096
-"""Maximum number of tokens in a timed image. For longer images, generating the noise would take minutes."""
+LONGEST = 4096  # maximum number of tokens in a timed image; generating the noise of longer images would take minutes
 ROUND = "round: "
 FORWARD = "forward of "
 LEVEL = "drafter level"
@@ -70,13 +68,11 @@ PLAIN_ROUND = f"{ROUND}plain"
 TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
-def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, Pipeline]:
+def _pipelines(target: Target, network: Drafter) -> dict[str, Pipeline]:
     """Return the pipelines whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, MERGED)
-    pipelines = {
-        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance_scale=guidance) for method in methods
-    }
-    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance_scale=guidance) for depth in DEPTHS]
+    pipelines = {f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method) for method in methods}
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS) for depth in DEPTHS]
     return pipelines | dict(zip(TREES, trees))
 
 
@@ -85,21 +81,16 @@ class Pieces:
 
     Args:
         warm_up: Number of untimed rounds at the start of each stream.
-
-    Attributes:
-        streams: Sequence of rounds for each piece that is a round.
-        calls: Function for each piece that is a forward.
-        failed: Errors, by the name and launch mode of the piece.
     """
 
-    def __init__(self, target: Target, network: Drafter, guidance: float, warm_up: int):
-        self.streams: dict[Key, Stream] = {}
-        self.calls: dict[Key, Callable[[], object]] = {}
-        self.failed: dict[str, str] = {}
+    def __init__(self, target: Target, network: Drafter, warm_up: int):
+        self.streams: dict[Key, Stream] = {}  # for pieces that are rounds
+        self.calls: dict[Key, Callable[[], object]] = {}  # for pieces that are forwards
+        self.failed: dict[str, str] = {}  # errors, by the name and launch mode of the piece
         short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():
-            for piece, pipeline in _pipelines(short, network, guidance).items():
+            for piece, pipeline in _pipelines(short, network).items():
                 self._add(self.streams, (piece, mode), partial(Stream, pipeline, mode, warm_up=warm_up))
             for nodes, call in forwards.items():
                 call()  # warm-up
@@ -156,9 +147,7 @@ def _row(
         "steps": plain and median / plain,
         "GB/s of weights": weights / median / 1e9,
         "share of the limit": weights / median / rate,
-        "kernels": activity and activity.kernels,
-        "launches": activity and activity.launches,
-        "idle": activity and max(0.0, 1 - activity.busy / median),
+        **device.columns_of(activity, median),
     }
 
 
@@ -188,12 +177,11 @@ def differences(times: dict[Key, list[float]], network_calls: list[float], mode:
 
 
 def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True) -> Iterator[dict]:
-    shape = shape_of(name, rehearse)
     rate = device.highest_memory_rate(rehearse)
     repeats, warm_up, profiled = (2, 1, 1) if rehearse else (20, 8, 4)
-    target = random_target(name, shape, torch.bfloat16, weights)
+    target = random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
     target.decoder.exact = exact
-    pieces = Pieces(target, random_network(target), shape.guidance_scale, warm_up)
+    pieces = Pieces(target, random_network(target), warm_up)
     head = {"table": "Pieces", "shape": name, "weights": (weights or "bf16") + ("" if exact else ", not exact")}
     size = weight_bytes(target)
     try:

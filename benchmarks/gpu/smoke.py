@@ -21,43 +21,31 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from adt_core import Target, load_drafter, load_target
 from adt_core.cache_folder import VARIABLE as CACHE
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import OPERATIONS, VARIABLE, missing_support, verdicts
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime
 
-from ..harness import captions
-from .device import Case, describe_error, the_device
-from .models import MERGED, SEVEN_B, decode_rounds, pipeline_of, random_network, random_target, shape_of
+from ..harness import ROOT, captions
+from .device import Case, describe_error
+from .models import MERGED, decode_rounds, pipeline_of, trained
 
 ALLOCATORS = ("native", "cudaMallocAsync")
 KERNELS = tuple((name, weights) for name in OPERATIONS for weights in (("int8", "int4") if name == "linear" else ("",)))
 """Operations, and the weights with which each one is tried; "" for bfloat16."""
 TABLE = "Kernels by allocator"
-SECONDS = 60.0
-"""Time limit of a process. Most of the time is imports, and the compilation of the kernel."""
+SECONDS = 60.0  # time limit of a process, mostly for imports and the compilation of the kernel
 ROUNDS = 12
 FIRST_CAPTION = 3600  # number of the first held-out caption of this part
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def target_of(weights: str, rehearse: bool) -> Target:
-    """Return the bundled model with weights in a format of :data:`KERNELS`; in a rehearsal, a small random one."""
-    if rehearse:
-        return random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights or None)
-    return load_target("bundled", the_device(), torch.bfloat16, weights=weights or None)
 
 
 def smoke(operation: str, weights: str, rehearse: bool) -> dict:
     """Decode some rounds with one kernel in this process, and return the row of the table."""
-    target = target_of(weights, rehearse)
-    network = random_network(target) if rehearse else load_drafter("bundled", target)
+    target, network = trained(torch.bfloat16, rehearse, weights or None)
     (prompt,) = captions(FIRST_CAPTION, 1)
     decodings = [pipeline_of(target, network, method).decoding([prompt]) for method in (PLAIN, MERGED)]
     plain, drafted = (decode_rounds(decoding, ROUNDS) for decoding in decodings)

@@ -25,9 +25,7 @@ def run(module: str, file: Path, first: int, rehearse: bool) -> None:
 
     Args:
         module: Module of the part. A colon and the name of a function may follow, which returns the cases.
-        file: File for the results, one JSON object per line.
         first: Index of the first case to measure. Earlier cases are skipped.
-        rehearse: Whether to use small random models.
 
     Raises:
         RuntimeError: If the device fails. The remaining cases then need a new process.

@@ -22,30 +22,18 @@ from tests.tiny import write_tiny_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.py")
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese"]
-TIMEOUT = 600
-"""Seconds after which a command counts as hanging."""
-POLL_INTERVAL = 0.1
-"""Seconds between two checks of a running command's results."""
-Check = Callable[[], None]
-"""Function that checks the results while a command is running."""
-Results = dict[str, str]
-"""Name of a finished result -> its digest or content."""
+TIMEOUT = 600  # seconds after which a command counts as hanging
+POLL_INTERVAL = 0.1  # seconds between two checks of a running command's results
+Check = Callable[[], None]  # function that checks the results while a command is running
+Results = dict[str, str]  # name of a finished result -> its digest or content
 
 
 class Case:
-    """Command and its output folder.
+    """Command, the folder of everything that it needs, and its output folder."""
 
-    Attributes:
-        writes: Approximate number of files and lines that the command writes.
-        begins: Share of the run after which the command starts to write.
-        seconds: Duration of the last completed run.
-        base: Folder of everything that the case needs.
-        folder: Output folder.
-    """
-
-    writes = 12
-    begins = 0.3
-    seconds = 0.0
+    writes = 12  # approximate number of files and lines that the command writes
+    begins = 0.3  # share of the run after which the command starts to write
+    seconds = 0.0  # duration of the last completed run
 
     def __init__(self, base: Path):
         self.base = base
@@ -110,9 +98,8 @@ class Command(Case):
         faults = [FAULTS, *map(str, fault)] if fault else []
         command = [sys.executable, *faults, "-m", "adt_core", *self.arguments, *common]
         variables = {**os.environ, "ADT_TREE_CACHE": str(self.base / "cache")}
-        with subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as process:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=ROOT, env=variables, **streams) as process:
             started = time.monotonic()
             while process.poll() is None and time.monotonic() < started + after:
                 check()
@@ -229,9 +216,8 @@ class Batch(Case):
     def _prompt(self) -> dict:
         from convert import Graph, to_prompt
 
-        workflow = json.loads(
-            (ROOT / "workflows" / "ADT-Tree batch of prompts with report.json").read_text(encoding="utf-8")
-        )
+        path = ROOT / "workflows" / "ADT-Tree batch of prompts with report.json"
+        workflow = json.loads(path.read_text(encoding="utf-8"))
         graph = Graph(to_prompt(workflow, self._server.get("/object_info")))
         graph.set("ADTTreePrompts", file="(the text below)", text="\n".join(PROMPTS), start_index=0, count=len(PROMPTS))
         graph.set("ADTTreeModelLoader", model="tiny")

@@ -20,11 +20,8 @@ from typing import NoReturn
 MOMENTS = ("write", "rename", "renamed")
 """Kinds of moments of a kill: after half of a write, before a complete file is renamed to its final name, and directly
 after it was renamed."""
-WATCHED_SUFFIXES = (".part", ".jsonl")
-"""Only writes and renames of files with these suffixes count as moments."""
-CACHE_VARIABLE = "ADT_TREE_CACHE"
-"""Environment variable with the cache folder. Files in this folder don't count, because timing decides when they are
-written."""
+WATCHED_SUFFIXES = (".part", ".jsonl")  # writes and renames of other files are no moments
+CACHE_VARIABLE = "ADT_TREE_CACHE"  # files in this folder don't count: timing decides when they are written
 Fault = Callable[[], NoReturn]
 
 

@@ -9,17 +9,13 @@ from .cases import Case, Results
 from .faults import MOMENTS
 
 RANDOM = "random"
-KILL_AGAIN = 1 / 3
-"""Share of kills after which the resumed run is killed, too."""
+KILL_AGAIN = 1 / 3  # share of kills after which the resumed run is killed, too
 
 
 class Kills:
     """Series of kills of one case. The results are compared with an undisturbed run.
 
-    A lost result raises AssertionError.
-
-    Attributes:
-        counts: Numbers of kills, completed runs and checked results.
+    A lost result raises AssertionError. `counts` are the numbers of kills, completed runs and checked results.
     """
 
     def __init__(self, case: Case, rng: random.Random):

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from adt_core import cli
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.run.images import read_settings
 from tests.command import read_lines, words
+from tests.crash.cases import pixel_digest
 from tests.tiny import write_tiny_checkpoint
 
 pytestmark = [
@@ -33,12 +33,7 @@ SHARDS = ("1/3", "2/3", "3/3")
 
 
 class Shards:
-    """Processes that generate the images of a list.
-
-    Attributes:
-        folder: Output folder.
-        kills: Number of kills.
-    """
+    """Processes that generate the images of a list in an output folder, and the number of their kills."""
 
     def __init__(self, folder: Path, options: dict):
         self.folder = folder / "parts"
@@ -90,10 +85,7 @@ def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
     shards = Shards(tmp_path, options)
     shards.run()
     assert shards.kills == KILLS
-    whole, parts = (
-        {path.relative_to(folder): image_of(path) for path in folder.rglob("*.png")}
-        for folder in (tmp_path / "whole", shards.folder)
-    )
+    whole, parts = map(images_of, (tmp_path / "whole", shards.folder))
     assert parts == whole and len(whole) == PROMPTS
     assert cli.main(["merge", str(tmp_path / "t.jsonl"), str(tmp_path / "r.json")]) == 0
     assert read_lines(tmp_path / "t.jsonl") == read_lines(tmp_path / "whole.jsonl")
@@ -103,7 +95,7 @@ def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
     assert merged["images"] == PROMPTS
 
 
-def image_of(path: Path) -> tuple[list, bytes]:
-    """Return the tokens and the pixels of an image."""
-    with Image.open(path) as opened:
-        return read_settings(path)["tokens"], opened.tobytes()
+def images_of(folder: Path) -> dict[Path, tuple[list, str]]:
+    """Return the tokens and a digest of the pixels of each image in a folder."""
+    paths = folder.rglob("*.png")
+    return {path.relative_to(folder): (read_settings(path)["tokens"], pixel_digest(path)) for path in paths}

@@ -16,17 +16,9 @@ from pathlib import Path
 
 NODES = "nodes"
 SHARES = {
-    "configurations": 4,
-    "weights": 3,
-    "pickles": 2,
-    "lists": 2,
-    "captions": 2,
-    "records": 1,
-    "commands": 2,
-    "settings": 2,
-    "pictures": 1,
-    NODES: 1,
-}
+    "configurations": 4, "weights": 3, "pickles": 2, "lists": 2, "captions": 2, "records": 1, "commands": 2,
+    "settings": 2, "pictures": 1, NODES: 1,
+}  # fmt: skip
 """Weight of each fuzzer. It determines the fuzzer's share of the inputs."""
 
 
@@ -42,10 +34,8 @@ def main() -> int:
     if options.here:
         return _run_here(chosen[0], options.inputs, options.seed)
     total = sum(SHARES[name] for name in chosen)
-    print(
-        f"{'fuzzer':16} {'tried':>7} {'refused':>8} {'crashed':>8} {'hung':>5} {'outside':>8} {'slowest':>9}",
-        flush=True,
-    )
+    titles = ("fuzzer", "tried", "refused", "crashed", "hung", "outside", "slowest")
+    print("{:16} {:>7} {:>8} {:>8} {:>5} {:>8} {:>9}".format(*titles), flush=True)
     codes = [_run_in_process(name, -(-options.inputs * SHARES[name] // total), options.seed) for name in chosen]
     return int(any(codes))
 

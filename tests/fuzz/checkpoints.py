@@ -43,50 +43,49 @@ def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
     return open_checkpoint
 
 
-def configurations(folder: Path) -> Callable:
-    """Replace any field of any JSON file by any JSON value."""
+def damaging(folder: Path, pattern: str, write: Callable[[Callable, Path, bytes], object]) -> Callable:
+    """Return a function that opens a checkpoint after a change of one of its files, and restores the file.
+
+    Args:
+        write: Function (draw, path, content) that writes the changed file.
+    """
     folders = write_all(folder)
-    files = {kind: sorted(one.parent.rglob("*.json")) for kind, one in folders.items()}
+    files = [(kind, file) for kind, one in sorted(folders.items()) for file in sorted(one.parent.rglob(pattern))]
     open_checkpoint = opener(folders)
 
     def try_input(data) -> None:
-        kind = data.draw(st.sampled_from(sorted(folders)))
-        file = data.draw(st.sampled_from(files[kind]))
+        kind = data.draw(st.sampled_from(sorted({kind for kind, _ in files})))
+        file = data.draw(st.sampled_from([file for of, file in files if of == kind]))
         before = file.read_bytes()
-        if data.draw(st.integers(0, 9)):
-            after = as_json(changed(data.draw, json.loads(before))).encode()
-        else:
-            after = damaged(data.draw, before)
-        file.write_bytes(after)
+        write(data.draw, file, before)
         try:
             open_checkpoint(kind, folders[kind])
         finally:
             file.write_bytes(before)
 
     return try_input
+
+
+def configurations(folder: Path) -> Callable:
+    """Replace any field of any JSON file by any JSON value."""
+
+    def write(draw: Callable, file: Path, before: bytes) -> None:
+        is_json = draw(st.integers(0, 9))
+        file.write_bytes(as_json(changed(draw, json.loads(before))).encode() if is_json else damaged(draw, before))
+
+    return damaging(folder, "*.json", write)
 
 
 def weights(folder: Path) -> Callable:
     """Remove or replace tensors, or damage the bytes of weight files."""
-    folders = write_all(folder)
-    files = {kind: sorted(one.parent.rglob("*.safetensors")) for kind, one in folders.items()}
-    files = {kind: found for kind, found in files.items() if found}
-    open_checkpoint = opener(folders)
 
-    def try_input(data) -> None:
-        kind = data.draw(st.sampled_from(sorted(files)))
-        file = data.draw(st.sampled_from(files[kind]))
-        before = file.read_bytes()
-        if data.draw(st.booleans()):
-            file.write_bytes(damaged(data.draw, before))
+    def write(draw: Callable, file: Path, before: bytes) -> None:
+        if draw(st.booleans()):
+            file.write_bytes(damaged(draw, before))
         else:
-            save_file(replace_tensor(data.draw, load_file(file)), file)
-        try:
-            open_checkpoint(kind, folders[kind])
-        finally:
-            file.write_bytes(before)
+            save_file(replace_tensor(draw, load_file(file)), file)
 
-    return try_input
+    return damaging(folder, "*.safetensors", write)
 
 
 def replace_tensor(draw: Callable, tensors: dict) -> dict:

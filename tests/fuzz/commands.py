@@ -18,32 +18,15 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 from .strategies import NUMBERS, TEXTS
 
-SLOW = {
-    "--ray-address",
-    "--workers",
-    "--steps",
-    "--minutes",
-    "--training-images",
-    "--validation-prompts",
-    "--clip",
-    "--hps",
-}
+SLOW = {"ray-address", "workers", "steps", "minutes", "training-images", "validation-prompts", "clip", "hps"}
 """Options that are left out, because they start processes or need more work."""
 REQUIRED = {
     "generate": ["--prompt", "a cat", "--output", "out.png"],
     "benchmark": ["--count", "1", "--output", "bench", "--methods", "eagle2"],
     "inspect": ["target"],
     "train-drafter": [
-        "--prompts",
-        "list.txt",
-        "--output",
-        "taught",
-        "--steps",
-        "1",
-        "--training-images",
-        "2",
-        "--validation-prompts",
-        "1",
+        *("--prompts", "list.txt", "--output", "taught", "--steps", "1"),
+        *("--training-images", "2", "--validation-prompts", "1"),
     ],
     "check-drafter": ["--count", "1", "--drafter", "drafter"],
 }
@@ -61,11 +44,9 @@ def commands(folder: Path) -> Callable:
     Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
     (folder / "list.txt").write_text("a cat\na dog\n", encoding="utf-8")
     (folder / "captions.json").write_text(json.dumps(["a cat"]), encoding="utf-8")
-    files = st.sampled_from(
-        ["target", "drafter", "drafter+jacobi", "photo.jpg", "list.txt", "captions.json", "out.png"]
-    )
+    names = ["target", "drafter", "drafter+jacobi", "photo.jpg", "list.txt", "captions.json", "out.png"]
     numbers = st.integers(-3, 9).map(str) | st.floats().map(str) | NUMBERS.map(_text)
-    values = files | numbers | TEXTS
+    values = st.sampled_from(names) | numbers | TEXTS
 
     def try_input(data) -> None:
         name = data.draw(st.sampled_from(COMMANDS))
@@ -79,9 +60,10 @@ def commands(folder: Path) -> Callable:
             words[option] = None if setting.kind is bool else data.draw(valid | values)
         given = [name, *(REQUIRED[name] if name == "inspect" else ())]
         for option, value in words.items():
-            given += (
-                [option] if value is None else [f"{option}={value}"] if data.draw(st.booleans()) else [option, value]
-            )
+            if value is None:
+                given += [option]
+            else:
+                given += [f"{option}={value}"] if data.draw(st.booleans()) else [option, value]
         check(given)
 
     return try_input
@@ -90,7 +72,7 @@ def commands(folder: Path) -> Callable:
 def _options(name: str) -> list[tuple[str, Option]]:
     groups = cli.COMMANDS[getattr(cli, name.replace("-", "_"))].values()
     settings = [(cli.option_flag(name), one) for group in groups for table in group for name, one in table().items()]
-    return [pair for pair in settings if pair[0] not in (*SLOW, "--path")]
+    return [pair for pair in settings if pair[0].removeprefix("--") not in SLOW | {"path"}]
 
 
 def _text(number: float) -> str:

@@ -22,18 +22,12 @@ from .watch import TIMEOUT, Hung
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [
-    "ADT-Tree text to image (start here)",
-    "ADT-Tree batch of prompts with report",
-    "ADT-Tree compared with no drafting",
-    "ADT-Tree continue a picture",
-    "ADT-Tree relaxed acceptance (LANTERN)",
+    *("text to image (start here)", "batch of prompts with report", "compared with no drafting"),
+    *("continue a picture", "relaxed acceptance (LANTERN)"),
 ]
-WRITABLE = {"output", "temp", "user"}
-"""Folders in which the server may write."""
+WRITABLE = {"output", "temp", "user"}  # folders in which the server may write
 SERVER_FILES = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}
-
-CYCLE = "DependencyCycleError"
-"""ComfyUI's error for a prompt with cyclic links."""
+CYCLE = "DependencyCycleError"  # ComfyUI's error for a prompt with cyclic links
 
 
 @contextmanager
@@ -53,7 +47,7 @@ def nodes(folder: Path) -> Iterator[Callable]:
     with Comfy(NEWEST, base, PACKS) as server:
         server.post("/settings/Comfy.TutorialCompleted", True)
         known = server.get("/object_info")
-        prompts = [to_prompt(_small(ROOT / "workflows" / f"{name}.json"), known) for name in WORKFLOWS]
+        prompts = [to_prompt(_small(ROOT / "workflows" / f"ADT-Tree {name}.json"), known) for name in WORKFLOWS]
         outputs = {kind: len(node["output"]) for kind, node in known.items()}
         before = _files(base)
 
@@ -84,8 +78,7 @@ def _files(base: Path) -> set[str]:
     return {str(path) for path in {*inside, *base.parent.iterdir()} if "custom_nodes" not in path.parts}
 
 
-SLOW = {"model", "count"}
-"""Inputs that are never removed, because with their defaults a run needs minutes."""
+SLOW = {"model", "count"}  # inputs that are never removed, because with their defaults a run needs minutes
 
 
 def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dict:
@@ -105,12 +98,10 @@ def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dic
         links = st.sampled_from(ends)
         files = st.sampled_from(["list.txt", "../secret.txt", "missing.txt", "input/list.txt", "list.txt/"])
         value = draw(st.none() | NUMBERS | TEXTS | ODD | links | files | st.integers(0, 300) | st.floats(0, 100))
-        if value is None and name in SLOW:
-            continue
-        if value is None:
-            inputs.pop(name, None)
-        else:
+        if value is not None:
             inputs[name] = value
+        elif name not in SLOW:
+            inputs.pop(name, None)
     return prompt
 
 

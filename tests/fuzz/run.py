@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import chdir, nullcontext
+from contextlib import ExitStack, chdir
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -32,29 +34,19 @@ FUZZERS: dict[str, Callable[[Path], Callable]] = {
 }
 """All fuzzers except the fuzzer for nodes, which needs a server."""
 NODES = "nodes"
-MAX_SHOWN = 5
-"""Maximum number of crashes that are printed."""
+MAX_SHOWN = 5  # maximum number of crashes that are printed
 
 
 @dataclass
 class Counts:
-    """Outcomes of a fuzzer's inputs.
-
-    Attributes:
-        tried: Number of inputs.
-        refused: Number of inputs with an error message.
-        hung: Number of inputs that took too long.
-        slowest: Longest duration of an input, in seconds.
-        crashes: Description of each unexpected error.
-        outside: Forbidden actions, such as writing outside the folder.
-    """
+    """Outcomes of a fuzzer's inputs."""
 
     tried: int = 0
-    refused: int = 0
-    hung: int = 0
-    slowest: float = 0.0
-    crashes: list[str] = field(default_factory=list)
-    outside: set[str] = field(default_factory=set)
+    refused: int = 0  # with an error message
+    hung: int = 0  # number of inputs that took too long
+    slowest: float = 0.0  # longest duration of an input, in seconds
+    crashes: list[str] = field(default_factory=list)  # description of each unexpected error
+    outside: set[str] = field(default_factory=set)  # forbidden actions, such as writing outside the folder
 
     def failures(self) -> list[str]:
         """Return descriptions of all failures."""
@@ -62,16 +54,13 @@ class Counts:
 
 
 def run(name: str, inputs: int, seed: int, folder: Path) -> Counts:
-    """Run a fuzzer.
-
-    Args:
-        name: Name of the fuzzer.
-        inputs: Number of inputs.
-        seed: Seed of the inputs.
-        folder: Working folder, which is created.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with chdir(folder), nodes(folder) if name == NODES else nullcontext(FUZZERS[name](folder)) as try_input:
+    """Run a fuzzer with a number of inputs in a working folder, which is created."""
+    temporary = folder / "temporary"  # temporary files are no forbidden writes
+    temporary.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(chdir(folder))
+        stack.enter_context(patch.object(tempfile, "tempdir", str(temporary)))
+        try_input = stack.enter_context(nodes(folder)) if name == NODES else FUZZERS[name](folder)
         return count(try_input, inputs, seed, Watch(folder))
 
 

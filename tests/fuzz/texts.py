@@ -52,9 +52,8 @@ def lists(folder: Path) -> Callable:
         contained = data.draw(st.just("") | TEXTS)
         numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
         prompts = non_blank(read_all(path, caption))
-        assert len(file_stems(prompts)) == len(prompts) and all(
-            type(text) is str for pair in prompts for text in pair[:2]
-        )
+        assert len(file_stems(prompts)) == len(prompts)
+        assert all(type(text) is str for pair in prompts for text in pair[:2])
         assert all("/" not in stem and ".." not in stem for stem in file_stems(prompts))
         select(prompts, contained, *numbers)
 
@@ -94,9 +93,8 @@ def records(folder: Path) -> Callable:
         (folder / "runs" / "images").mkdir(parents=True)
         (folder / "runs" / "images" / "0.png").touch()
         path = folder / "runs" / RUNS
-        lines = [
-            as_json(data.draw(st.sampled_from(sound)) if data.draw(st.booleans()) else changed(data.draw, sound[0]))
-        ]
+        is_sound = data.draw(st.booleans())
+        lines = [as_json(data.draw(st.sampled_from(sound)) if is_sound else changed(data.draw, sound[0]))]
         lines += [as_json({"settings": settings})] if data.draw(st.booleans()) else []
         head = as_json({"settings": settings if data.draw(st.integers(0, 3)) else data.draw(ODD)})
         path.write_bytes(damaged(data.draw, "\n".join([head, *lines, ""]).encode()))

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TIMEOUT = 10.0
-"""Seconds after which an input counts as hung."""
+TIMEOUT = 10.0  # seconds after which an input counts as hung
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _NEVER = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"}
@@ -31,15 +30,11 @@ class Watch:
 
     Native code of libraries causes no audit events, but the native code in these tests only reads its input. While the
     watch is on, Python writes no bytecode files. Otherwise, the first import of a module would be reported.
-
-    Attributes:
-        folder: Folder in which writing is permitted.
-        violations: Forbidden actions so far.
     """
 
     def __init__(self, folder: Path):
-        self.folder = os.path.realpath(folder)
-        self.violations: set[str] = set()
+        self.folder = os.path.realpath(folder)  # writing is permitted in it
+        self.violations: set[str] = set()  # forbidden actions so far
         self._is_on = False
         sys.addaudithook(self._audit)
 

@@ -89,12 +89,9 @@ class Engine:
     def _draw(self, request: Request, check: Check) -> torch.Tensor:
         """Return the codes [B, tokens] of a request's images."""
         target = self.target(request, check)
-        recipe = Recipe(
-            Sampling(**request.sampling),
-            Drafting.of(request.drafting),
-            request.lantern,
-            negative_prompt=request.negative,
-        )
+        sampling = Sampling(**request.sampling)
+        drafting = Drafting.of(request.drafting)
+        recipe = Recipe(sampling, drafting, request.lantern, negative_prompt=request.negative)
         pipeline = Pipeline(target, recipe, self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
@@ -108,9 +105,8 @@ class Engine:
     def _drafter(self, request: Request, target: Target, check: Check) -> Drafter | None:
         name = request.drafter
         if name is not None and name not in self._drafters:
-            path = name
-            if name not in WITHOUT_FILES:
-                path = name.replace(NETWORK, path_of(self._folder, DRAFTERS, drafter_name(request.model)))
+            network = path_of(self._folder, DRAFTERS, drafter_name(request.model))
+            path = name if name in WITHOUT_FILES else name.replace(NETWORK, network)
             self._drafters[name] = load_drafter(path, target, check)
         return None if name is None else self._drafters[name]
 

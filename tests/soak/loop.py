@@ -17,48 +17,32 @@ from adt_core.policies import PLAIN
 
 from .mix import Request, requests
 
-READING_INTERVAL = 25
-"""Number of runs between two readings of the resources."""
-COMPARISON_INTERVAL = 4
-"""One of this number of finished runs is compared with plain decoding."""
-MAX_GROWTH = 0.02
-"""Maximum relative growth of resident memory after the warm-up."""
+READING_INTERVAL = 25  # runs between two readings of the resources
+COMPARISON_INTERVAL = 4  # one of this number of finished runs is compared with plain decoding
+MAX_GROWTH = 0.02  # maximum relative growth of resident memory after the warm-up
 ROUNDED = ("float32", "int8 weights")
 """Dtypes in which an image may differ from plain decoding, because rounding decides between nearly tied tokens
 (benchmarks/lossless.py)."""
-MAX_DIFFERENT = 0.01
-"""Maximum share of images that differ from plain decoding, in the dtypes of ROUNDED."""
+MAX_DIFFERENT = 0.01  # maximum share of images that differ from plain decoding, in the dtypes of ROUNDED
 FILE_COUNTS = 5
 """Number of times that open files are counted. The minimum is used, because a request that has just ended may still
 have an open file."""
 
 
 class Outcome(NamedTuple):
-    """Outcome of a run.
+    """Outcome of a run."""
 
-    Attributes:
-        kind: "finished", "cancelled", "refused" or "failed".
-        message: Message to the user, if the run was refused or failed.
-        codes: [B, tokens] of the images, if they can be compared with plain decoding.
-    """
-
-    kind: str
-    message: str = ""
-    codes: Tensor | None = None
+    kind: str  # "finished", "cancelled", "refused" or "failed"
+    message: str = ""  # to the user, if the run was refused or failed
+    codes: Tensor | None = None  # [B, tokens] of the images, if they can be compared with plain decoding
 
 
 class Player(Protocol):
-    """Interface for running requests.
+    """Interface for running requests."""
 
-    Attributes:
-        pid: Process whose resources are measured.
-        dtypes: Supported dtypes.
-        mistakes: Supported mistakes, with words of the error message of each.
-    """
-
-    pid: int
-    dtypes: tuple[str, ...]
-    mistakes: dict[str, str]
+    pid: int  # process whose resources are measured
+    dtypes: tuple[str, ...]  # that are supported
+    mistakes: dict[str, str]  # that are supported, with words of the error message of each
 
     def play(self, request: Request) -> Outcome:
         """Run a request."""
@@ -78,19 +62,12 @@ class Player(Protocol):
 
 
 class Reading(NamedTuple):
-    """Resources of a process.
+    """Resources of a process."""
 
-    Attributes:
-        runs: Number of runs so far.
-        resident: Resident memory, in MiB.
-        threads: Number of threads.
-        files: Number of open file descriptors.
-    """
-
-    runs: int
-    resident: float
+    runs: int  # so far
+    resident: float  # memory in MiB
     threads: int
-    files: int
+    files: int  # open file descriptors
 
     @classmethod
     def of(cls, pid: int, runs: int) -> Reading:
@@ -107,29 +84,17 @@ class Reading(NamedTuple):
 
 @dataclass
 class Report:
-    """Results of a soak test.
-
-    Attributes:
-        runs: Number of runs.
-        seconds: Duration of the test.
-        outcomes: Number of runs by outcome.
-        kinds: Number of runs by kind of request.
-        unexpected: A sentence for each run with an unexpected outcome.
-        compared: Number of compared images, by dtype.
-        identical: Number of images that are equal to plain decoding, by dtype.
-        readings: Resources; the first reading is the baseline.
-        complaints: Errors that the player reports at the end.
-    """
+    """Results of a soak test: numbers of runs by outcome and kind of request, and of images by dtype."""
 
     runs: int = 0
     seconds: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    unexpected: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)  # a sentence for each run with an unexpected outcome
     compared: Counter[str] = field(default_factory=Counter)
-    identical: Counter[str] = field(default_factory=Counter)
-    readings: list[Reading] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    identical: Counter[str] = field(default_factory=Counter)  # images that are equal to plain decoding
+    readings: list[Reading] = field(default_factory=list)  # the first one is the baseline
+    complaints: list[str] = field(default_factory=list)  # errors that the player reports at the end
 
     def failures(self) -> list[str]:
         """Return a sentence for each failed check."""
@@ -144,10 +109,9 @@ class Report:
         if last.resident > (1 + MAX_GROWTH) * first.resident:
             failures.append(f"Resident memory grew from {first.resident} to {last.resident} MiB.")
         for name in ("threads", "files"):
-            if getattr(first, name) != getattr(last, name):
-                failures.append(
-                    f"There were {getattr(first, name)} {name} after the warm-up and {getattr(last, name)} at the end."
-                )
+            before, after = (getattr(reading, name) for reading in (first, last))
+            if before != after:
+                failures.append(f"There were {before} {name} after the warm-up and {after} at the end.")
         return failures
 
     def table(self) -> str:
@@ -155,22 +119,19 @@ class Report:
         first = self.readings[0]
         last = self.readings[-1]
         maximum = Reading(*map(max, zip(*self.readings)))
-        rows = [
-            ("runs", f"{self.runs} in {self.seconds:.0f} s: {_listed(self.kinds)}"),
-            ("outcomes", _listed(self.outcomes)),
-            ("unexpected", str(len(self.unexpected))),
-            *(
-                (f"compared, {dtype}", f"{self.identical[dtype]} of {n} identical")
-                for dtype, n in self.compared.items()
-            ),
-            (f"after {first.runs} runs, maximum, end", ""),
-            *(
-                (name, " ".join(str(getattr(one, name)) for one in (first, maximum, last)))
-                for name in Reading._fields[1:]
-            ),
-        ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:{width}}  {figure}".rstrip() for name, figure in rows)
+        rows = {
+            "runs": f"{self.runs} in {self.seconds:.0f} s: {_listed(self.kinds)}",
+            "outcomes": _listed(self.outcomes),
+            "unexpected": str(len(self.unexpected)),
+        }
+        rows |= {
+            f"compared, {dtype}": f"{self.identical[dtype]} of {n} identical" for dtype, n in self.compared.items()
+        }
+        rows[f"after {first.runs} runs, maximum, end"] = ""
+        for name in Reading._fields[1:]:
+            rows[name] = " ".join(str(getattr(one, name)) for one in (first, maximum, last))
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}  {figure}".rstrip() for name, figure in rows.items())
 
     def to_json(self) -> dict:
         """Return the results as plain JSON types."""

@@ -21,17 +21,14 @@ two settings, and an invalid request."""
 MODELS = {**dict.fromkeys(WRITERS, 10), BUNDLED: 1}
 """Weights of the models, for requests that don't keep the model of the previous request."""
 KEEP_MODEL = 0.6
-"""Probability that a request uses the model of the previous request."""
 CANCELLED = 0.2
-"""Probability that a request is cancelled."""
 WATCHED = 0.25
-"""Probability that a browser is connected during a request."""
 RELAXED = 0.15
-"""Probability that a request uses LANTERN."""
+"""Probabilities that a request uses the model of the previous request, is cancelled, has a browser connected to it, and
+uses LANTERN."""
 VALID = (WITH_TEXT_ENCODER, "a long prompt")
 """Model and mistake for which a request is valid, because this model truncates long prompts."""
-NETWORK = "network"
-"""Placeholder for the drafter network of the model."""
+NETWORK = "network"  # placeholder for the drafter network of the model
 PROMPTS = ("a red house", "two boats on a lake", "fog", "a cat that sleeps in the sun", "rain over a green field")
 TREES: tuple[dict[str, Any], ...] = ({}, {}, {"depth": 3, "width": 2, "drafts": 6}, {"drafts": 12, "expand_above": 0.1})
 LANTERNS = Lantern(20, 0.3), Lantern(20, factor=3.0), Lantern(10, 0.5, max_substitution=0.2)
@@ -39,41 +36,23 @@ LANTERNS = Lantern(20, 0.3), Lantern(20, factor=3.0), Lantern(10, 0.5, max_subst
 
 @dataclass(frozen=True)
 class Request:
-    """Request of one run.
+    """Request of one run."""
 
-    Attributes:
-        number: Number of the run.
-        kind: Key of KINDS.
-        model: Name of the model.
-        dtype: Dtype of the model.
-        drafter: NETWORK (with or without a window), the name of a drafter without files, or None.
-        drafting: Options of ``Drafting``.
-        sampling: Options of ``Sampling``.
-        negative: Negative prompt.
-        lantern: LANTERN settings, or None.
-        prompts: Several prompts for a list, else one.
-        batch: Number of images of the prompt, or the batch size of a list.
-        keep: Share of the image's rows that are given.
-        cancel: Time of the cancellation, relative to the usual duration of a run, or None.
-        watched: Whether a browser is connected.
-        mistake: Key of the player's mistakes, or None for a valid request.
-    """
-
-    number: int
-    kind: str
+    number: int  # of the run
+    kind: str  # key of KINDS
     model: str
     dtype: str
-    drafter: str | None
-    drafting: dict[str, Any]
-    sampling: dict[str, Any]
-    negative: str
+    drafter: str | None  # NETWORK (with or without a window), the name of a drafter without files, or None
+    drafting: dict[str, Any]  # options of ``Drafting``
+    sampling: dict[str, Any]  # options of ``Sampling``
+    negative: str  # prompt
     lantern: Lantern | None
-    prompts: tuple[str, ...]
-    batch: int
-    keep: float
-    cancel: float | None
-    watched: bool
-    mistake: str | None
+    prompts: tuple[str, ...]  # several prompts for a list, else one
+    batch: int  # number of images of the prompt, or the batch size of a list
+    keep: float  # share of the image's rows that are given
+    cancel: float | None  # time of the cancellation, relative to the usual duration of a run, or None
+    watched: bool  # whether a browser is connected
+    mistake: str | None  # key of the player's mistakes, or None for a valid request
 
     @property
     def texts(self) -> list[str]:

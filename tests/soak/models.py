@@ -24,17 +24,12 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     WITH_TEXT_ENCODER: lambda folder: write_hugging_face(folder.parent, side=4),
 }
 """Name in the Model Loader node -> function that writes a model with 16 to 36 tokens per image."""
-TARGETS = "ar_image"
-DRAFTERS = "ar_image_drafters"
-"""ComfyUI's model folders for targets and drafters."""
+TARGETS = "ar_image"  # ComfyUI's folder for targets
+DRAFTERS = "ar_image_drafters"  # ComfyUI's folder for drafters
 
 
 def write_models(folder: Path) -> None:
-    """Write all models and their drafters.
-
-    Args:
-        folder: ComfyUI's folder ``models``, or another folder with the same structure.
-    """
+    """Write all models and their drafters to ComfyUI's folder ``models``, or a folder with the same structure."""
     for name, write in WRITERS.items():
         write_drafter(folder / DRAFTERS / drafter_name(name), load_target(write(folder / TARGETS / name)))
 
@@ -45,22 +40,12 @@ def drafter_name(model: str) -> str:
 
 
 def path_of(folder: Path, kind: str, name: str) -> str:
-    """Return the path from which to load a target or drafter.
-
-    Args:
-        folder: Folder of :func:`write_models`.
-    """
+    """Return the path from which to load a target or drafter in the folder of :func:`write_models`."""
     return BUNDLED if name == BUNDLED else str(folder / kind / name)
 
 
 def load(folder: Path, model: str, dtype: str, check: Check | None = None) -> Target:
-    """Load a target.
-
-    Args:
-        folder: Folder of :func:`write_models`.
-        dtype: A dtype of the Model Loader node, or float64.
-        check: Function that may cancel the loading.
-    """
+    """Load a target in a dtype of the Model Loader node, or float64; `folder` is that of :func:`write_models`."""
     weights = dtype.split()[0] if dtype.endswith(" weights") else None
     kind = torch.float32 if weights else getattr(torch, dtype)
     return load_target(path_of(folder, TARGETS, model), dtype=kind, weights=weights, check=check)

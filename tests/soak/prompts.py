@@ -18,8 +18,7 @@ SAMPLER = "ADTTreeSampler"
 DEFAULTS = {name: option.default if option.choices else 0 for name, option in options().items()}
 """Input values of the Settings node."""
 COLOURS = (0x336699, 0xC02020, 0x10A040)
-SIDES = {SMALL: 32, MIDDLE: 48, WITH_TEXT_ENCODER: 64, BUNDLED: 128}
-"""Model -> edge of its images, in pixels."""
+SIDES = {SMALL: 32, MIDDLE: 48, WITH_TEXT_ENCODER: 64, BUNDLED: 128}  # model -> edge of its images, in pixels
 
 
 def graph_of(request: Request) -> Graph:
@@ -51,11 +50,8 @@ def _lantern(graph: Graph, request: Request) -> dict:
     if request.lantern is None:
         return {}
     rule = "delta (LANTERN)" if request.lantern.factor is None else "factor (LANTERN++)"
-    return {"lantern": graph.add("ADTTreeLANTERN", **{"factor": 2.0} | _set_values(request.lantern), rule=rule)}
-
-
-def _set_values(lantern) -> dict:
-    return {name: value for name, value in vars(lantern).items() if value is not None}
+    given = {name: value for name, value in vars(request.lantern).items() if value is not None}
+    return {"lantern": graph.add("ADTTreeLANTERN", **{"factor": 2.0} | given, rule=rule)}
 
 
 def _conditioning(graph: Graph, request: Request) -> dict:
@@ -83,9 +79,8 @@ def _list(graph: Graph, request: Request, common: dict) -> None:
     prompts = graph.add("ADTTreePrompts", **text, start_index=0, count=10, shuffle_seed=0)
     batch = {"prompts": prompts, "ids": [prompts[0], 1], "negative": request.negative, "batch_size": request.batch}
     node, _ = graph.add("ADTTreeBatchSampler", **common, **batch)
-    sheet = graph.add(
-        "ADTTreeBatchReport", results=[node, 2], filename="soak", columns=0, thumbnail_width=64, label="id"
-    )
+    sheet_inputs = {"results": [node, 2], "filename": "soak", "columns": 0, "thumbnail_width": 64, "label": "id"}
+    sheet = graph.add("ADTTreeBatchReport", **sheet_inputs)
     graph.add("PreviewImage", images=sheet)
 
 

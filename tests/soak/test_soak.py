@@ -13,8 +13,7 @@ from .mix import KINDS
 from .models import write_models
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resources are read from /proc")
-SEED = 282
-"""Seed with which 12 requests include all kinds and outcomes, and use only small models."""
+SEED = 282  # seed with which 12 requests include all kinds and outcomes, and use only small models
 RUNS = 12
 
 

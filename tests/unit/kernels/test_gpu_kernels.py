@@ -10,9 +10,9 @@ from adt_core.kernels.choice import VARIABLE, Verdict, missing_support
 from adt_core.runtime import get_runtime
 from benchmarks.gpu import kernels as part
 from benchmarks.gpu import operations
-from benchmarks.gpu.bars import BARS, Bar
 from benchmarks.gpu.models import SEVEN_B, random_target, shape_of
 from benchmarks.gpu.operations import Attend, operations_of
+from benchmarks.gpu.report import BARS, Bar
 from tests.unit.kernels.references import float64_kernel
 
 GPU = torch.device("cuda")
@@ -140,8 +140,6 @@ def test_kernels_get_the_operands_of_the_references(weights, monkeypatch):
     monkeypatch.setattr(Attend, "_reference", lambda self, *given: attend.reference(*given))
     decoder = random_target(SEVEN_B, shape_of(SEVEN_B, True), torch.float16, weights).decoder
     for operation in operations_of(decoder):
-        calls = operation.calls(3)
-        found = calls.kernel[0]()[:6].double()
-        expected = calls.reference[0]()[:6].double()
+        found, expected = (calls[0]()[:6].double() for calls in operation.calls(3))
         assert (found - expected).abs().max() < TOLERANCE * expected.abs().max(), operation.operands
         assert operation.result(1 % operation.distinct_layers, range(1, 3)).shape[0] == 2

@@ -3,16 +3,18 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import auto
+from benchmarks.figures import FigurePart, generate
 from benchmarks.figures import __main__ as command
-from benchmarks.figures import generate
 from benchmarks.figures.__main__ import MARKED, PARTS, fill, load_figures, pages, render, rounded
 from benchmarks.figures.methods import FIXED, MAIN, PAIRS, SPEED
-from benchmarks.figures.parts import FigurePart
 from benchmarks.harness import SAMPLING, bundled, captions
 from benchmarks.tables import estimate
 
@@ -132,3 +134,20 @@ def test_both_transformers_baselines_are_measured():
     assert [line["method"] for line in lines] == list(generate.TITLES)
     assert all(line["seconds"] > 0 for line in lines) and lines[0]["speedup"].low is None
     assert generate.tables(lines)["transformers"].count("\n") == 5
+
+
+def test_auto_is_measured_for_each_batch_size_and_set(monkeypatch, capsys):
+    line = {"kind": "", "at once": 0, "speedup": None, "totals": 2.0, "worst": 1.5, "identical": "1 of 1"}
+    monkeypatch.setattr(auto, "workers", lambda *_: nullcontext())
+    monkeypatch.setattr(
+        auto,
+        "measure",
+        lambda _, kind, size, *__: [
+            line | {"kind": kind, "at once": size, "method": name} for name in ("auto", "jacobi")
+        ],
+    )
+    monkeypatch.setattr(sys, "argv", ["auto", "--batch-size", "1,4", "--sets", "grammar,ordinary"])
+    auto.main()
+    printed = capsys.readouterr().out
+    for kind, size in product(("grammar", "ordinary"), (1, 4)):
+        assert f"| {kind} | {size} | auto | " in printed and f"auto, {kind}, batch size {size}: 1.000 " in printed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -20,16 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = (
     (
-        "cache_folder",
-        "environment",
-        "errors",
-        "files",
-        "memory_limit",
-        "messages",
-        "runtime",
-        "untrusted",
-        "untrusted_tar",
-        "version",
+        *("cache_folder", "environment", "errors", "files", "memory_limit", "messages", "runtime"),
+        *("untrusted", "untrusted_tar", "version"),
     ),
     ("settings", "trace"),
     ("rules",),
@@ -45,16 +37,7 @@ LAYERS = (
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
 ones."""
-FORBIDDEN = {
-    "nodes",
-    "comfy",
-    "comfy_api",
-    "folder_paths",
-    "server",
-    "model_making",
-    "benchmarks",
-    "tests",
-}
+FORBIDDEN = {"nodes", "comfy", "comfy_api", "folder_paths", "server", "model_making", "benchmarks", "tests"}
 """Packages that ``adt_core`` must not import."""
 FACES = ("app", "lab", "models", "run")
 """Packages of ``adt_core`` that export public names on first use, as their docstrings list them."""
@@ -99,6 +82,16 @@ def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 full = f"{module}.{alias.name}" if module else alias.name
                 yield node.lineno, full if full in NAMES else module
+
+
+def places(trees: dict[str, ast.Module], is_found: Callable[[ast.AST], bool]) -> str:
+    """Return a line for each place of the code for which the function returns True."""
+    return "\n".join(
+        f"{path}:{node.lineno} {ast.unparse(node)[:80]}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if is_found(node)
+    )
 
 
 def layer(module: str) -> int:
@@ -148,23 +141,6 @@ def test_packages_document_the_names_that_they_export(package):
     assert {name for name in FOR_NODES if name.startswith(package)} <= {
         f"{package}.{name}" for name in documented(face)
     }
-
-
-def test_decodings_are_driven_in_one_place():
-    """`Runner.run` is the loop over decodings, and the race lets them take turns. The others measure single rounds."""
-    allowed = {
-        "adt_core/run/runner.py": "the loop",
-        "adt_core/run/race.py": "turns",
-        "adt_core/app/diagnostics.py": "measures the first rounds of a method",
-        "adt_core/lab/training/estimate.py": "measures the first rounds of a training's images",
-    }
-    driving = re.compile(r"\.finished\(\)|\biter\(decoding\)")
-    found = {
-        path
-        for path in SHIPPED
-        if not path.startswith("adt_core/engine/") and driving.search((ROOT / path).read_text(encoding="utf-8"))
-    }
-    assert found == set(allowed)
 
 
 def test_imports_have_no_cycles():
@@ -232,15 +208,15 @@ def test_drafter_classes_are_checked_only_in_drafters():
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
-    wrong = [
-        f"{path}:{node.lineno} {ast.unparse(node)}"
-        for path, tree in (SHIPPED | modules("benchmarks")).items()
-        if not path.startswith("adt_core/drafters/")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"}
-        if any(names(argument) & drafters for argument in node.args[1:])
-    ]
-    assert not wrong, "\n".join(wrong)
+
+    def checks_a_drafter(node: ast.AST) -> bool:
+        is_check = isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"}
+        return bool(is_check) and any(names(argument) & drafters for argument in node.args[1:])
+
+    others = SHIPPED | modules("benchmarks")
+    assert not places(
+        {path: tree for path, tree in others.items() if not path.startswith("adt_core/drafters/")}, checks_a_drafter
+    )
 
 
 def _is_method(node: ast.AST) -> bool:
@@ -256,16 +232,18 @@ def _is_text(node: ast.AST) -> bool:
 
 def test_method_names_are_compared_only_in_policies():
     """Code elsewhere must use attributes of a policy. Looking a name up in a table is allowed."""
-    wrong = []
-    for path, tree in (SHIPPED | modules("benchmarks")).items():
-        for node in ast.walk(tree):
-            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-            table = {"METHODS", "POLICIES"} & {name for side in sides for name in names(side)}
-            compared = any(map(_is_method, sides)) and any(map(_is_text, sides)) and not table
-            called = isinstance(node, ast.Attribute) and node.attr.endswith(("with", "fix")) and _is_method(node.value)
-            if (compared or called) and not path.startswith("adt_core/policies/"):
-                wrong.append(f"{path}:{node.lineno} {ast.unparse(node)}")
-    assert not wrong, "\n".join(wrong)
+
+    def compares_a_method(node: ast.AST) -> bool:
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        table = {"METHODS", "POLICIES"} & {name for side in sides for name in names(side)}
+        compared = any(map(_is_method, sides)) and any(map(_is_text, sides)) and not table
+        called = isinstance(node, ast.Attribute) and node.attr.endswith(("with", "fix")) and _is_method(node.value)
+        return compared or called
+
+    others = SHIPPED | modules("benchmarks")
+    assert not places(
+        {path: tree for path, tree in others.items() if not path.startswith("adt_core/policies/")}, compares_a_method
+    )
 
 
 MAY_DECODE = {
@@ -284,7 +262,8 @@ def drives_a_decoding(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     owner, _, method = ast.unparse(node.func).rpartition(".")
-    return "ecoding" in owner and method in {"run", "finished"} or ast.unparse(node) == "iter(decoding)"
+    is_run = method == "finished" and not node.args or method == "run" and "ecoding" in owner
+    return is_run or ast.unparse(node) == "iter(decoding)"
 
 
 def test_images_are_decoded_by_one_loop():
@@ -302,8 +281,7 @@ MAY_OPEN = {
     "adt_core/messages.py": "the table of errors",
     "nodes/schema.py": "pages of the pack",
 }
-OTHERS = {"os", "self", "self._window"}
-"""Objects whose ``open`` method doesn't open a file."""
+OTHERS = {"os", "self", "self._window"}  # objects whose ``open`` method doesn't open a file
 
 
 def test_files_and_images_are_opened_in_one_place():
@@ -311,14 +289,13 @@ def test_files_and_images_are_opened_in_one_place():
 
     A pipe would block it, and Pillow would start other programs for some image formats.
     """
-    wrong = []
-    for path, tree in SHIPPED.items():
-        for node in ast.walk(tree):
-            of, dot, name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
-            is_our_reader = not dot and name != "open"
-            if name in OPENERS and not is_our_reader and of not in OTHERS and path not in MAY_OPEN:
-                wrong.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
-    assert not wrong, "\n".join(wrong)
+
+    def opens(node: ast.AST) -> bool:
+        of, dot, name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+        is_our_reader = not dot and name != "open"
+        return name in OPENERS and not is_our_reader and of not in OTHERS
+
+    assert not places({path: tree for path, tree in SHIPPED.items() if path not in MAY_OPEN}, opens)
 
 
 FOREIGN_ATTRIBUTES = {
@@ -327,8 +304,7 @@ FOREIGN_ATTRIBUTES = {
     "weakref.finalize(self, decoder.free_pool).atexit",
 }
 """Attributes of objects of other libraries that are set here."""
-SET_BY_NAME = {"self", "selected", "layer", "parent"}
-"""Objects on which `setattr` sets declared attributes or modules."""
+SET_BY_NAME = {"self", "selected", "layer", "parent"}  # objects on which `setattr` sets declared attributes or modules
 
 
 def undeclared_state(tree: ast.Module, declared: set[str]) -> list[str]:
@@ -385,13 +361,8 @@ def test_undeclared_state_is_detected(source, number):
 def test_private_names_of_torch_are_in_one_file():
     """A new version of torch may remove private names. The same file contains replacements for removed names."""
     private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
-    wrong = [
-        f"{path}:{node.lineno} {ast.unparse(node)}"
-        for path, tree in SHIPPED.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and private.match(ast.unparse(node))
-    ]
-    assert wrong and all(line.startswith("adt_core/models/torch_private.py:") for line in wrong), "\n".join(wrong)
+    found = places(SHIPPED, lambda node: isinstance(node, ast.Attribute) and private.match(ast.unparse(node)))
+    assert found and all(line.startswith("adt_core/models/torch_private.py:") for line in found.splitlines()), found
 
 
 def test_tests_import_public_names_only():
@@ -426,13 +397,8 @@ def opens_a_text_file(call: ast.Call) -> bool:
 
 def test_text_files_are_opened_with_an_encoding():
     """The default encoding may be ASCII or a Windows code page. These lack characters that our files contain."""
-    wrong = [
-        f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
-        for path, tree in (SHIPPED | modules("benchmarks", "model_making", "tests")).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and opens_a_text_file(node)
-    ]
-    assert not wrong, "\n".join(wrong)
+    sources = SHIPPED | modules("benchmarks", "model_making", "tests")
+    assert not places(sources, lambda node: isinstance(node, ast.Call) and opens_a_text_file(node))
 
 
 @pytest.mark.parametrize(
@@ -477,13 +443,7 @@ def assigns_unrelated_values(statement: ast.Assign) -> bool:
 def test_one_statement_per_line():
     sources = SHIPPED | modules("benchmarks", "model_making", "docs/assets")
     sources["dev.py"] = ast.parse((ROOT / "dev.py").read_text(encoding="utf-8"))
-    wrong = [
-        f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
-        for path, tree in sources.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and assigns_unrelated_values(node)
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert not places(sources, lambda node: isinstance(node, ast.Assign) and assigns_unrelated_values(node))
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,16 @@ import pytest
 from PIL import Image
 
 from tests import archive
+from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[3]
-MEGABYTES = 29
-"""Maximum size of the files in the archive, including 25 MB of bundled weights."""
+MEGABYTES = 29  # maximum size of the files in the archive, including 25 MB of bundled weights
 FIRST = "workflows/ADT-Tree text to image (start here).json"
+READING = ("unpickling", "adt_core/models/reading/checkpoint.py")
 EXCEPTIONS = {
     ("environment", "adt_core/environment.py"): "reads the variables that docs/security.md lists; writes none",
     ("network", "js/comfy.js"): "links two nodes on ComfyUI's page; no network",
-    (
-        "unpickling",
-        "adt_core/models/reading/checkpoint.py",
-    ): "published .pt and .bin checkpoints, with weights_only=True",
+    READING: "published .pt and .bin checkpoints, with weights_only=True",
 }
 """Findings that remain, one for each entry, and the reason for the reviewer. At most eight."""
 
@@ -53,8 +51,7 @@ def test_the_archive_has_only_the_findings_that_are_explained(unpacked):
     findings = archive.scan(unpacked)
     assert sorted((finding.rule, finding.file) for finding in findings) == sorted(EXCEPTIONS), findings
     assert len(EXCEPTIONS) <= 8
-    reading = ("unpickling", "adt_core/models/reading/checkpoint.py")
-    assert [finding for finding in findings if finding.is_banned and finding[:2] != reading] == []
+    assert [finding for finding in findings if finding.is_banned and finding[:2] != READING] == []
 
 
 def test_pickles_are_read_as_weights_only(unpacked):
@@ -98,12 +95,8 @@ def test_the_archive_contains_exactly_the_required_files(packed):
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "model_making/README.md"}
     data = archive.tracked("docs/*.json")  # measured values, from which benchmarks write the documents
     left_out = {*data, "docs/notebook.ipynb", *archive.tracked("docs/assets"), "adt_core/app/distributed.py"}
-    assert packed == (archive.tracked(*folders) - left_out) | pages | {
-        "__init__.py",
-        "adt.py",
-        "pyproject.toml",
-        "requirements.txt",
-    }
+    others = {"__init__.py", "adt.py", "pyproject.toml", "requirements.txt"}
+    assert packed == (archive.tracked(*folders) - left_out) | pages | others
 
 
 def test_the_archive_contains_no_data_but_the_bundled_model(packed):
@@ -139,9 +132,8 @@ def test_links_in_the_archive_are_valid(packed):
 def run(unpacked: Path, folder: Path, *command: str) -> str:
     """Run a command in an empty folder with the archive's code only, and return its output."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ran = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=240
-    )
+    how = {"cwd": folder, "env": variables, "capture_output": True, "text": True, "timeout": 240}
+    ran = subprocess.run([sys.executable, *command], **how)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -177,20 +169,10 @@ def test_every_module_of_the_archive_can_be_imported(unpacked, tmp_path):
 @pytest.mark.parametrize("options", [["--workers", "2"], ["--ray-address", "auto"]])
 def test_what_the_archive_leaves_out_is_explained(unpacked, tmp_path, options):
     (tmp_path / "list.txt").write_text("a cat\na dog\n", encoding="utf-8")
-    command = [
-        sys.executable,
-        str(unpacked / "adt.py"),
-        "generate",
-        "--prompts",
-        "list.txt",
-        "--output",
-        "a.png",
-        *options,
-    ]
+    command = [sys.executable, unpacked / "adt.py", *words("generate", prompts="list.txt", output="a.png"), *options]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert ran.returncode == 2 and "clone this pack's repository" in ran.stderr and ran.stderr.count("\n") == 1, (
-        ran.stderr
-    )
+    assert ran.returncode == 2 and "clone this pack's repository" in ran.stderr, ran.stderr
+    assert ran.stderr.count("\n") == 1, ran.stderr
 
 
 def test_only_one_folder_has_a_name_for_templates():

@@ -26,8 +26,7 @@ from tests.layouts.families import WRITERS
 from tests.tiny import write_tiny_checkpoint
 
 BY_NAME = {path.name: path for path in PAGES}
-RUN_ELSEWHERE = {"api.md"}
-"""Pages whose Python blocks need a ComfyUI server."""
+RUN_ELSEWHERE = {"api.md"}  # pages whose Python blocks need a ComfyUI server
 PLACES = {
     "$SLURM_ARRAY_TASK_ID": "1",
     "$SLURM_ARRAY_TASK_COUNT": "8",
@@ -123,11 +122,8 @@ def made(tmp_path, monkeypatch):
 
 def test_every_program_of_the_architecture_page_is_a_file_of_a_recipe():
     firsts = [block.text.split("\n")[0] for block in python_blocks("architecture.md")]
-    assert firsts == [
-        "# adt_core/policies/streak.py",
-        "# adt_core/drafters/last_token.py",
-        "# adt_core/models/families/mini.py",
-    ]
+    files = ("policies/streak.py", "drafters/last_token.py", "models/families/mini.py")
+    assert firsts == [f"# adt_core/{file}" for file in files]
 
 
 def test_the_recipe_of_a_policy(made, target, drafters, monkeypatch):

@@ -67,6 +67,14 @@ def test_the_library_needs_torch_and_no_frontend():
     assert 'build-backend = "setuptools.build_meta"\n' in library and "backend-path" not in library
 
 
+@pytest.fixture
+def scripts(tmp_path):
+    """Make an environment without packages, and return the folder of its programs."""
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    return environment / ("Scripts" if sys.platform == "win32" else "bin")
+
+
 @pytest.mark.long
 def test_the_wheel_contains_the_core_only(source, wheel):
     assert files(wheel) == archive.tracked("adt_core")
@@ -74,14 +82,8 @@ def test_the_wheel_contains_the_core_only(source, wheel):
         (name,) = (name for name in opened.namelist() if name.endswith("METADATA"))
         needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", opened.read(name).decode(), re.MULTILINE)
     assert "torch" in needed and "transformers" in needed and not any("comfyui" in name for name in needed)
-    assert {path.name for path in source.iterdir()} == {
-        "adt_core",
-        "library",
-        "pyproject.toml",
-        "CITATION.cff",
-        "README.md",
-        "LICENSE",
-    }, "a build must leave no files in the checkout"
+    copied = {"adt_core", "library", "pyproject.toml", "CITATION.cff", "README.md", "LICENSE"}
+    assert {path.name for path in source.iterdir()} == copied, "a build must leave no files in the checkout"
 
 
 @pytest.mark.long
@@ -97,11 +99,8 @@ def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
 
 
 @pytest.mark.long
-def test_a_fresh_environment_runs_the_demo_and_the_programs_of_the_readme(wheel, tmp_path):
+def test_a_fresh_environment_runs_the_demo_and_the_programs_of_the_readme(wheel, scripts, tmp_path):
     """The environment has no package but the wheel and, from a file of paths, what the wheel needs."""
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
-    scripts = environment / ("Scripts" if sys.platform == "win32" else "bin")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     installed, packages = (
         run(python, "-c", where, cwd=tmp_path).strip() for python in (sys.executable, scripts / "python")
@@ -120,10 +119,8 @@ def test_a_fresh_environment_runs_the_demo_and_the_programs_of_the_readme(wheel,
 
 
 @pytest.mark.long
-def test_an_editable_install_imports_only_the_core_of_the_checkout(source, tmp_path):
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
-    python = environment / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+def test_an_editable_install_imports_only_the_core_of_the_checkout(source, scripts, tmp_path):
+    python = scripts / "python"
     before = sorted(source.rglob("*"))
     build = "import sys; sys.path.insert(0, sys.argv[1]); import backend; print(backend.build_editable(sys.argv[2]))"
     name = run(sys.executable, "-B", "-c", build, source / "library", tmp_path, cwd=tmp_path).splitlines()[-1]
@@ -131,9 +128,8 @@ def test_an_editable_install_imports_only_the_core_of_the_checkout(source, tmp_p
     assert sorted(source.rglob("*")) == before, "an install must leave no files in the checkout"
     find = "from importlib.util import find_spec; print([getattr(find_spec(name), 'origin', None) for name in {}])"
     names = ["adt_core", "library", "nodes"]
-    assert run(python, "-c", find.format(names), cwd=tmp_path).strip() == str(
-        [str(source / "adt_core" / "__init__.py"), None, None]
-    )
+    found = [str(source / "adt_core" / "__init__.py"), None, None]
+    assert run(python, "-c", find.format(names), cwd=tmp_path).strip() == str(found)
     listed = run(sys.executable, "-m", "pip", "--python", python, "show", "-f", "adt-tree", cwd=tmp_path)
     assert "torch" in listed and "_adt_tree_editable.pth" in listed
     run(sys.executable, "-m", "pip", "--python", python, "uninstall", "-y", "adt-tree", cwd=tmp_path)

@@ -14,10 +14,8 @@ import pytest
 from adt_core.models import unsupported
 
 ROOT = Path(__file__).resolve().parents[3]
-LENGTH = 4_000
-"""Length of a hostile text. A quadratic pattern needs about 10**7 steps for it, a linear one 10**4."""
-LIMIT = 0.08
-"""Time in seconds. A quadratic pattern takes at least 0.2 s, a linear one about 1 ms."""
+LENGTH = 4_000  # of a hostile text; a quadratic pattern needs about 10**7 steps for it, a linear one 10**4
+LIMIT = 0.08  # seconds; a quadratic pattern takes at least 0.2 s, a linear one about 1 ms
 UNITS = (
     *" \ta0'\"_-.,:;=|@?/\\{[(<$\n",
     *("a\t", "0.", "a-", ".a", "0,", "{0", "__a", "a ", " -", "http://a", '"\t', "[a]", "- cgroup ", "'a"),

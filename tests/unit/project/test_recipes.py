@@ -35,7 +35,7 @@ from adt_core.rules.tree import DraftTree, chain
 from adt_core.run.images import read_settings
 from adt_core.settings import setting
 from adt_core.trace import Round
-from tests.command import read_grids, read_lines
+from tests.command import read_grids, read_lines, words
 from tests.drafted import run
 from tests.raising import raises_key
 
@@ -199,19 +199,9 @@ def generate(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *given: str) -> tuple[list, dict]:
-        command = [
-            "generate",
-            "--model",
-            str(tiny / "target"),
-            "--prompt",
-            "a cat",
-            "--num-images-per-prompt",
-            "2",
-            "--seed",
-            "3",
-        ]
-        command += ["--output", f"{name}.png", "--tokens", "tokens.json", "--report", "report.json", "--device", "cpu"]
-        assert cli.main([*command, "--trace", "trace.json", *given]) == 0
+        options = {"model": tiny / "target", "prompt": "a cat", "num_images_per_prompt": 2, "seed": 3, "device": "cpu"}
+        files = {"output": f"{name}.png", "tokens": "tokens.json", "report": "report.json", "trace": "trace.json"}
+        assert cli.main([*words("generate", **options, **files), *given]) == 0
         return read_grids("tokens.json"), json.loads(Path("report.json").read_text(encoding="utf-8"))
 
     return run
