@@ -24,6 +24,7 @@ from server import PromptServer
 
 from ..adt_core import AdtError
 from ..adt_core.errors import one_line, substitute_inputs
+from ..adt_core.files import write
 from ..adt_core.messages import Message, parts_of
 from ..adt_core.run import Hardware, Previews, PreviewSchedule, has_bfloat16
 
@@ -167,7 +168,7 @@ def shown_text(text: str, stem: str) -> dict[str, list]:
     ComfyUI's App mode shows the files of a node, but no texts. So the text is also in a temporary file.
     """
     path, address = temporary_file(stem, ".md")
-    path.write_text(text, encoding="utf-8")
+    write(path, text.encode())
     return {"text": [text], "files": [address]}
 
 
