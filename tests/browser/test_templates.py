@@ -93,8 +93,11 @@ SMALL = """(seed) => {
   widgets.filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; });
   for (const many of ['count', 'batch_size']) // prompts of a batch, and images per prompt
     widgets.filter((w) => w.name === many && w.value > 2).forEach((w) => { w.value = 2; });
+  const training = app.graph.nodes.find((n) => n.type === 'ADTTreeTrainDrafter')?.widgets ?? [];
+  for (const [name, value] of Object.entries({ training_images: 4, validation_prompts: 2, steps: 10 }))
+    training.filter((w) => w.name === name).forEach((w) => { w.value = value; });
 }"""
-"""Sets a seed and small numbers of images."""
+"""Sets a seed, small numbers of images, and a short training."""
 
 
 HEAR_TEXT = """() => {

@@ -134,14 +134,18 @@ def _move(unpacked: Path, folder: Path, part: Path) -> None:
 
 @_one_at_a_time
 def environment() -> Path:
-    """Return the path of the Python that runs ComfyUI. Install its packages on first use (about two minutes)."""
-    home = CACHE / "env"
+    """Return the path of the Python that runs ComfyUI. Install its packages on first use (about two minutes).
+
+    It also has the packages of the tests' own environment. Checkouts that share a cache have one environment each, so
+    that none is replaced while its servers run.
+    """
+    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same path if a symbolic link leads to it
+    home = CACHE / f"env-{hashlib.sha256(parent.encode()).hexdigest()[:8]}"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     required = (source(NEWEST) / "requirements.txt").read_text(encoding="utf-8")
     # The oldest release requires glfw; the newest does not.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
-    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same path if a symbolic link leads to it
-    recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
+    recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, sys.version]).encode()).hexdigest()
     done = home / "complete"
     if done.exists() and done.read_text(encoding="utf-8") == recipe:
         return python

@@ -3,7 +3,7 @@
 The tests of this folder need the Python environment of ComfyUI. ``../test_inside.py`` runs them there, once for each
 release. To run them by hand:
 
-    PYTHONPATH=.cache/comfyui/comfyui-0.30.0 .cache/comfyui/env/bin/python -m pytest tests/workflow/inside
+    PYTHONPATH=.cache/comfyui/comfyui-0.30.0 .cache/comfyui/env-*/bin/python -m pytest tests/workflow/inside
 """
 
 import asyncio
