@@ -5,7 +5,7 @@ import json
 import pytest
 from comfy_server import ROOT
 from test_sampler import menu
-from test_templates import CROWDED, MISSING, RUNNABLE
+from test_templates import CROWDED, RUNNABLE
 
 NOTE = """() => {
   const node = app.graph.nodes.find((node) => node.type === 'MarkdownNote');
@@ -84,8 +84,6 @@ def test_negative_of_a_reopened_batch_keeps_its_height(tab):
     assert scale > 0.1 and 20 < negative <= 125
 
 
-UPSCALE = "ADT-Tree text to image and upscale with a model"
-
 ADVANCED = """(shown) => {
   for (const node of app.graph.nodes.filter(({ widgets }) => widgets?.some(({ options }) => options?.advanced))) {
     node.showAdvanced = shown;
@@ -96,7 +94,7 @@ ADVANCED = """(shown) => {
 """Shows or hides the advanced inputs of all nodes."""
 
 
-@pytest.mark.parametrize("name", [UPSCALE, *RUNNABLE, *MISSING])
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "workflows").glob("*.json")))
 def test_nodes_of_templates_never_overlap(tab, name):
     tab.load(json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8")))
     for shown in (False, True, False):
