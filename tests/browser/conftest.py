@@ -83,6 +83,13 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
     tab.context.close()
 
 
+CLOSE = """() => {
+  const buttons = '[aria-label^=Notifications] button, .p-toast-close-button';
+  document.querySelectorAll(buttons).forEach((button) => button.click());
+}"""
+"""Closes notifications of earlier tests, which could cover buttons."""
+
+
 @pytest.fixture(autouse=True)
 def console(request):
     """Fail a test if, after the test, the console contains an error or a warning about the pack's code."""
@@ -92,6 +99,7 @@ def console(request):
     tab = request.getfixturevalue("tab")
     tab.console.clear()
     tab.frames.clear()
+    tab.page.evaluate(CLOSE)
     yield
     assert tab.messages_about_our_code() == []
 

@@ -22,7 +22,7 @@ HEAR = """() => {
 def test_training_shows_its_needs_and_its_curve(tab, workflow):
     prompts = "\n".join(f"a {colour} {thing}" for colour in ("red", "blue") for thing in ("house", "ball", "car"))
     numbers = [0, 3.0, 1.0, 0, 1.0, "model default"]
-    name = f"from the page {next(NUMBERS)}"
+    name = f"tiny {next(NUMBERS)}"  # test_language.py ignores this word
     values = [name, prompts, 4, 60.0, *numbers, 10, 2, 2, 2, 8.0]
     node = workflow.add("ADTTreeTrainDrafter", (40, 640), values, (420, 480), model=(1, 0))
     workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]
