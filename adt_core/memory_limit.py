@@ -28,7 +28,7 @@ _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 class MemoryLimit(NamedTuple):
-    """Amount of memory, and where the limit comes from, for messages: "this machine", for example."""
+    """Amount of memory, and the origin of the limit for messages, such as "this machine"."""
 
     bytes: int
     owner: str

@@ -237,7 +237,7 @@ def _check(name: str | None = None, prompts: str = "") -> None:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder of a new drafter. Raise AdtError if the name is invalid, or that of a drafter without files."""
+    """Return the folder of a new drafter. Raise AdtError if the name is invalid or not free."""
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
         raise AdtError("name.taken", name=name)

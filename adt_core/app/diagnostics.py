@@ -1,7 +1,7 @@
 """Measurements of a model on this machine, which take about two minutes at most.
 
-They measure the speed of plain decoding and the cost of drafts, and compare the tokens of each method with those of
-plain decoding. The module `doctor` formats the results as a report.
+They measure the speed of plain decoding and the cost of drafts, and check that each method decodes the tokens of plain
+decoding. The module `doctor` formats the results as a report.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DiagnosticSetup:
         The methods run one after the other, so the result is the memory of the method that needs the most.
 
         Args:
-            device: Device of the measurements (default: that of the weights).
+            device: Device of the measurements (default: where the weights are).
         """
         needed = (self.decoding(method, len(self.rows)).memory_required(device) for method in self.methods().values())
         return max(*needed, 2 * COPY_BYTES)
@@ -196,7 +196,7 @@ class Diagnostics:
         return self.runs["auto"][0].profile if "auto" in self.runs else None
 
     def is_identical(self, name: str) -> tuple[bool, bool]:
-        """Return whether a method decodes the same tokens as plain decoding, alone and in a larger batch.
+        """Return whether a method decodes the same tokens as plain decoding: in a batch of one, and in a larger one.
 
         Positions that one of the two methods did not decode are ignored.
         """

@@ -92,7 +92,7 @@ def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
 
 
 def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
-    """Return the log-probability of each possible branch: the sum of those of all its tokens.
+    """Return the log-probability of each possible branch: the sum over all its tokens.
 
     Args:
         log_p: [B, M, k], log-probability of each of k candidates at each position. The first candidate is the spine's.

@@ -316,7 +316,7 @@ class JacobiProposer(Proposer):
         self._scores.scatter_(1, index, scores)
 
     def _store_decided(self, following: Tensor, at: Tensor, is_decided: Tensor) -> None:
-        """Write the decided codes to `_codes`, in place of drafts.
+        """Replace drafts in `_codes` by the decided codes.
 
         Args:
             following: [B, n], codes after the root.

@@ -29,7 +29,7 @@ class NetworkKind(NamedTuple):
 
     Attributes:
         drafter: Class of the drafter, with its default options.
-        recognises: Returns whether a path, "bundled" or what the user gave, contains a drafter of this kind.
+        recognises: Returns whether "bundled", or a path from the user, contains a drafter of this kind.
         load: Loads a drafter for a target, as :func:`load_drafter` does.
         fits: Returns whether the drafter at a path was made for a target. It reads no weights.
         combined: Combines the drafter with the Jacobi window; None if that is not possible.

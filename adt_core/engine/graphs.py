@@ -69,12 +69,12 @@ class CudaRecorder:
 
     @property
     def survives_failure(self) -> bool:
-        """Whether captures are possible after one has failed. CUDA's asynchronous allocator can't recover from this."""
+        """Return whether captures are possible after a failed one. CUDA's asynchronous allocator can't recover."""
         return torch.cuda.get_allocator_backend() == "native"
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is enough memory to try a capture. torch's own allocator frees memory and tries again."""
+        """Return whether there is enough memory to try a capture. torch's own allocator frees memory and retries."""
         needed = MIN_CAPTURE_BYTES + 2 * self._largest
         if self.survives_failure or torch.cuda.mem_get_info(self._device)[0] >= needed:
             return True

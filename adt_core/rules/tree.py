@@ -121,7 +121,7 @@ class CandidatePool:
         """Add one level of candidates, and return the number of the first of them.
 
         Args:
-            tokens: [B, m, k], codes of k children for each of m parents, first those of the first parent. k is the same
+            tokens: [B, m, k], codes of k children for each of m parents, in the order of the parents. k is the same
                 on all levels.
             scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must not
                 be used.

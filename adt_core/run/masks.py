@@ -16,7 +16,7 @@ from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 
 
 def generated_cells(mask: Tensor, grid: tuple[int, int], name: str) -> Tensor:
-    """Round masks to whole cells of an image. A cell is generated if the mean of the mask over it is at least 0.5.
+    """Round masks to complete cells of an image. A cell is generated if the mean of the mask over it is at least 0.5.
 
     Args:
         mask: [height, width], [B, height, width] or [B, 1, height, width] in any size, limited to 0 (keep) to 1

@@ -317,7 +317,7 @@ class Pipeline(Runner):
 
 
 def _saved_by(pipeline: Pipeline, path: Path, loading: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a PNG, with `options` in place of some. See :meth:`Pipeline.repeat`.
+    """Return the settings of a PNG, some of them replaced by `options`. See :meth:`Pipeline.repeat`.
 
     Raises:
         AdtError: If the PNG contains no valid settings, or `loading` has another model or precision.

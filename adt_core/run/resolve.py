@@ -45,7 +45,7 @@ class Hardware(NamedTuple):
 
     @classmethod
     def of(cls, device: str | torch.device) -> Hardware:
-        """Return the hardware of a device as PyTorch reports it. The argument is that of :func:`choose_device`."""
+        """Return the hardware of a device as PyTorch reports it. See :func:`choose_device` for the argument."""
         chosen = choose_device(device)
         total = torch.cuda.mem_get_info(chosen)[1] if chosen.type == "cuda" else math.inf
         return cls(chosen, has_bfloat16(chosen), chosen.type != "cpu", total)

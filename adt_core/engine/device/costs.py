@@ -35,7 +35,7 @@ class Costs:
     """
 
     def __init__(self, request: Request, given: CostProfile | None):
-        """Prepare the choice of a profile. A `given` profile, such as that of a saved image, replaces the device's."""
+        """Prepare the choice of a profile. A `given` profile, for example from a PNG, replaces the device's."""
         self._request = request
         self._threads = request.threads
         self._is_needed = request.drafting.policy.chooses

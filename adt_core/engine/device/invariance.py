@@ -108,7 +108,7 @@ class InvarianceReport(NamedTuple):
         """Return the report from the result of `to_json`; None if the value is not such a result.
 
         Args:
-            tile: Tile size without a fallback, which that of a fallback must not exceed.
+            tile: Tile size without a fallback. A fallback's tile must not be larger.
         """
         match value:
             case {
@@ -319,7 +319,7 @@ class _Trial:
         return [torch.cat(parts, 1) for parts in zip(*outputs)]
 
     def chain(self, all_columns: bool = False) -> list[Tensor]:
-        """Read the path in one forward pass. The result is that of `one_by_one`.
+        """Read the path in one forward pass. The result equals `one_by_one`.
 
         Args:
             all_columns: Whether attention reads all positions of the KV cache, unused ones included (masked).
