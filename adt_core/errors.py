@@ -208,8 +208,12 @@ def _quoted(path: str) -> str:
 
 
 _NO_MEMORY = (
-    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
-    *("unable to allocate", "status_alloc_failed"),
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "unable to allocate",
+    "status_alloc_failed",
 )
 _NO_MEMORY_OF_ONEDNN = "could not create a primitive", "could not create a memory", "could not create a memory object"
 """Complete messages of oneDNN for a lack of memory. Longer messages with the same beginning report other problems."""

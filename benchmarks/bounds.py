@@ -123,7 +123,7 @@ def ratio(one: Measured, other: Measured, price: Price) -> str:
 
 METHODS = {
     6: [
-        *("eagle2:depth=3,width=2", "eagle2:depth=4,width=2", "eagle2:depth=5,width=2", "eagle2:depth=4,width=3"),
+        "eagle2:depth=3,width=2", "eagle2:depth=4,width=2", "eagle2:depth=5,width=2", "eagle2:depth=4,width=3",
         *(f"adt-tree:depth=3,width=2,depth_min={low},depth_max={high},width_min={few},width_max={many}"
           for low, high, few, many in ((1, 6, 1, 3), (2, 6, 1, 3), (2, 6, 1, 2), (3, 6, 1, 3), (2, 8, 1, 4))),
     ],
@@ -163,7 +163,11 @@ def main() -> None:
 
 
 COLUMNS = (
-    *("method", "widths", "tau", "mean depth", "levels asked"),
+    "method",
+    "widths",
+    "tau",
+    "mean depth",
+    "levels asked",
     *(*PRICES, *(f"ratio, {device}" for device in PRICES)),
 )
 PAIR_COLUMNS = ("baseline", "tau", "mean depth", *(f"ADT-Tree / baseline, {device}" for device in PRICES))

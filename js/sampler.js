@@ -27,14 +27,13 @@ const AUTO = "Auto"; // value of drafting with which a linked Settings node deci
 const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an image
 
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
+const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
 
-/** ComfyUI's nodes that attach a mask to a latent. The mask then sets what is kept. */
+/** ComfyUI's nodes that attach a mask to a latent. */
 const MASKING = new Set(["SetLatentNoiseMask", "VAEEncodeForInpaint", "InpaintModelConditioning"]);
 
-function countsShare(node, name) {
-  if (isLinked(node, name)) return true;
-  return isLinked(node, "latent_image") && !MASKING.has(originOf(node, "latent_image")?.comfyClass);
-}
+/** Whether the image has a mask, which then sets what is kept. The shares are sent all the same: it may be bypassed. */
+const hasMask = (node) => MASKING.has(originOf(node, "latent_image")?.comfyClass);
 
 /** Dim drafting while a linked Settings node decides, and say so in its label. */
 function updateDrafting(node) {
@@ -50,7 +49,10 @@ function updateDrafting(node) {
 
 /** Show the inputs for the kept share if an image without a mask is linked, and hide them otherwise. */
 function updateShares(node) {
-  for (const widget of sharesOf(node)) setHidden(widget, !countsShare(node, widget.name));
+  for (const widget of sharesOf(node)) {
+    const isUsed = isLinked(node, widget.name) || !hasMask(node);
+    setHidden(widget, !(isUsed && countsShare(node, widget.name)));
+  }
   fitNode(node);
   redrawNode(node);
 }

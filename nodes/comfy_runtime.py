@@ -154,12 +154,17 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
         send("executed", shown, tab)
 
 
-def temporary_file(stem: str, suffix: str) -> tuple[Path, dict[str, str]]:
-    """Return the path of a new file in ComfyUI's temporary folder, and the parameters of its `/view` address."""
+def temporary_file(stem: str, suffix: str, save: Callable[[Path], object]) -> dict[str, str]:
+    """Save a new file in ComfyUI's temporary folder, and return the parameters of its `/view` address.
+
+    Args:
+        save: Writes the file at a path.
+    """
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{stem}_{secrets.token_hex(8)}{suffix}"
-    return folder / name, {"filename": name, "subfolder": "", "type": "temp"}
+    save(folder / name)
+    return {"filename": name, "subfolder": "", "type": "temp"}
 
 
 def shown_text(text: str, stem: str) -> dict[str, list]:
@@ -167,9 +172,10 @@ def shown_text(text: str, stem: str) -> dict[str, list]:
 
     ComfyUI's App mode shows the files of a node, but no texts. So the text is also in a temporary file.
     """
-    path, address = temporary_file(stem, ".md")
-    write(path, text.encode())
-    return {"text": [text], "files": [address]}
+    shown: dict[str, list] = {"text": [text]}
+    with decorating("the report in App mode"):
+        shown["files"] = [temporary_file(stem, ".md", lambda path: write(path, text.encode()))]
+    return shown
 
 
 def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:

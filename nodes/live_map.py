@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -207,9 +208,7 @@ def _keep(picture: Image.Image) -> dict:
     """Write an image into ComfyUI's temporary folder, and return the parameters of its `/view` address."""
     picture = picture.copy()  # `thumbnail` changes the image, which may be a preview that the server has yet to send
     picture.thumbnail((MAP_PICTURE, MAP_PICTURE))
-    path, address = temporary_file("adt_tree_map", ".png")
-    picture.save(path, compress_level=1)
-    return address
+    return temporary_file("adt_tree_map", ".png", partial(picture.save, compress_level=1))
 
 
 def _thumbnail(picture: Image.Image) -> str:

@@ -122,8 +122,16 @@ class ADTTreePrompts(io.ComfyNode):
             description="Outputs a list of prompts from a file or a text. The ADT-Tree Batch Sampler processes the "
             "complete list; other nodes run once per prompt.",
             search_aliases=[
-                *("prompt list", "batch prompts", "wildcard", "csv", "coco captions", "parti prompts", "load prompts"),
-                *("dataset", "提示词列表", "数据集"),
+                "prompt list",
+                "batch prompts",
+                "wildcard",
+                "csv",
+                "coco captions",
+                "parti prompts",
+                "load prompts",
+                "dataset",
+                "提示词列表",
+                "数据集",
             ],
             inputs=[
                 io.Combo.Input("file", options=[TYPED, *_files(), EXAMPLE], default=TYPED),

@@ -56,6 +56,26 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "trace": "Drafts and accepted tokens of each model pass, for ADT-Tree Map to Image and ADT-Tree Run Stats.",
     },
 )
+_SEARCHED = [
+    *IMAGE_TOKENS,
+    "autoregressive sampler",
+    "text to image",
+    "speculative decoding",
+    "generate image",
+    "faster",
+    "upscale",
+    "加速",
+    "jacobi",
+    "continue image",
+    "inpaint",
+    "outpaint",
+    "variations",
+    "文生图",
+    "自回归采样",
+    "推测解码",
+    "续画",
+]
+"""Search terms for this node."""
 
 
 class ADTTreeSampler(io.ComfyNode):
@@ -71,11 +91,7 @@ class ADTTreeSampler(io.ComfyNode):
             tooltips=_SAMPLER_TOOLTIPS,
             description="Generates images token by token, with several tokens per model pass. The same seed gives the "
             "same image with every drafter and setting, except with LANTERN.",
-            search_aliases=[
-                *(*IMAGE_TOKENS, "autoregressive sampler", "text to image", "speculative decoding", "generate image"),
-                *("faster", "upscale", "加速", "jacobi", "continue image", "inpaint", "outpaint", "variations"),
-                *("文生图", "自回归采样", "推测解码", "续画"),
-            ],
+            search_aliases=_SEARCHED,
             inputs=[
                 ModelSocket.Input("model"),
                 io.Conditioning.Input("positive"),

@@ -21,7 +21,7 @@ from ..adt_core.policies import PLAIN
 from ..adt_core.recipe import Placement
 from . import folders
 from .batch import one
-from .comfy_runtime import Progress, check_cancelled, refusal, tell, telling_what_is_kept, temporary_file
+from .comfy_runtime import Progress, check_cancelled, decorating, refusal, tell, telling_what_is_kept, temporary_file
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .sampling import prepare, preset_input, sampling_inputs
@@ -147,9 +147,11 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         picture = training.curve(log, plan.training.passes)
         tell(message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]), logging.INFO)
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
-        path, address = temporary_file(f"adt_tree_{name}", ".png")
-        picture.save(path)
-        return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui={"images": [address]})
+        drafter = open_drafter(model, str(folder))
+        shown: dict[str, list] = {}
+        with decorating("the curve on the node"):
+            shown["images"] = [temporary_file(f"adt_tree_{name}", ".png", picture.save)]
+        return io.NodeOutput(drafter, image, news, ui=shown)
 
 
 class _NodeWatch(training.TrainingCallback):

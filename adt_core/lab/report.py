@@ -44,8 +44,14 @@ COLUMNS = {
 The table also has one column per quality score, such as "FID". The name of the column is its heading too.
 """
 MEANS = (
-    *("tau", "accepted_per_round", "mean_depth", "target_forwards", "drafter_forwards", "seconds"),
-    *("agreement", "substitution_rate"),
+    "tau",
+    "accepted_per_round",
+    "mean_depth",
+    "target_forwards",
+    "drafter_forwards",
+    "seconds",
+    "agreement",
+    "substitution_rate",
 )
 """Columns that show the mean over all prompts of the run statistic with the same name."""
 _FORMATS = {

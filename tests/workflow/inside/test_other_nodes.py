@@ -397,3 +397,12 @@ def test_check_reports_on_one_page(pack, small):
     for line in ("## No drafting", "| No drafting |", "| Auto |", "gives the same tokens as no drafting."):
         assert line in page
     assert str(pack.base) not in page
+
+
+def test_a_full_disk_costs_the_file_for_app_mode_but_not_the_report(pack, monkeypatch, tmp_path, caplog):
+    runtime = pack.package(".nodes.comfy_runtime")
+    assert runtime.shown_text("slow", "report")["files"]
+    (tmp_path / "full").touch()
+    monkeypatch.setattr(runtime.folder_paths, "get_temp_directory", lambda: str(tmp_path / "full" / "temp"))
+    assert runtime.shown_text("slow", "report") == {"text": ["slow"]}
+    assert "the report in App mode is left out" in caplog.text
